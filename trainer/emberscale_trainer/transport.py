@@ -4,6 +4,7 @@ An address is `tcp://host:port` across machines and `unix:///path` within one. T
 """
 
 import contextlib
+import select
 import socket
 import ssl
 import time
@@ -48,14 +49,26 @@ class Connection:
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while sending: {error}") from error
 
+    def await_frame(self, seconds: float | None) -> bool:
+        """Returns whether a frame, or the end of the connection, is there within this time; None: without looking.
+
+        A frame whose first bytes are there is complete, or follows without its sender's doing.
+        """
+        if seconds is None:
+            return True
+        readable = select.poll()
+        readable.register(self._stream, select.POLLIN)
+        return bool(readable.poll(1000 * seconds))
+
     def receive(self) -> tuple[Header, NDArray[np.uint8]]:
         """Receives the next frame. Raises ConnectionLostError, or WireError for bytes that are not a frame."""
         header = self.receive_header()
-        if header.payload_bytes > len(self._payload):
-            size = min(header.payload_bytes * 5 // 4, MAX_PAYLOAD_BYTES)
-            self._payload = np.empty(size, dtype=np.uint8)
-        payload = self._payload[: header.payload_bytes]
-        self.receive_payload(payload)
+        size = header.payload_bytes
+        if size > len(self._payload):
+            self._payload = np.empty(min(size * 5 // 4, MAX_PAYLOAD_BYTES), dtype=np.uint8)
+        payload = self._payload[:size]
+        if size:
+            self.receive_payload(payload)
         return header, payload
 
     def handshake(self, seconds: float) -> None:
@@ -168,6 +181,10 @@ class SecureConnection(Connection):
                 self._stream.sendall(gathered)
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while sending: {error}") from error
+
+    def await_frame(self, seconds: float | None) -> bool:
+        """As `Connection.await_frame`."""
+        return self._secure.pending() > 0 or super().await_frame(seconds)
 
     def _receive_into(self, targets: list[memoryview]) -> int:
         return self._stream.recv_into(targets[0])  # SSLSocket fills no more than one buffer

@@ -18,6 +18,7 @@ from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
+from emberscale_trainer.stream import opening as opening_module
 from emberscale_trainer.stream import sender as sender_module
 from emberscale_trainer.stream.receiver import Deliver
 from emberscale_trainer.transport import (
@@ -279,15 +280,15 @@ def test_an_item_that_there_was_no_memory_to_send_is_sent_again(
 def test_an_acknowledgement_that_there_was_no_memory_to_receive_comes_with_the_next_connection(
     received: Received, address: str, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, refused = sender_module._require_ok, threading.Event()
+    answer, refused = opening_module.next_position, threading.Event()
 
-    def require_ok(connection: Connection) -> Header:
-        if "_take_acknowledgements" in threading.current_thread().name and not refused.is_set():
+    def without_memory_once(connection: Connection, seconds: float | None) -> int:
+        if not refused.is_set():
             refused.set()
             raise MemoryError
-        return answer(connection)
+        return answer(connection, seconds)
 
-    monkeypatch.setattr(sender_module, "_require_ok", require_ok)
+    monkeypatch.setattr(sender_module, "next_position", without_memory_once)
     deliver(send(address), item(0))
     assert refused.is_set()
     assert len(received.items) == 1
@@ -326,7 +327,7 @@ def test_a_server_that_takes_a_connection_and_answers_nothing_is_tried_again(
     received: Received, send: Send, held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel accepts connections for a stopped process."""
-    monkeypatch.setattr(sender_module, "_CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(opening_module, "_CONNECT_SECONDS", 0.2)
     listener, address = listen(f"unix://{tmp_path}/stopped.sock")
     held.callback(listener.close)
     sender = send(address)
@@ -364,7 +365,7 @@ class Refusal:
         self.refuses = True
         self.opened: list[Connection] = []
         self._open = open_connection
-        monkeypatch.setattr(sender_module, "open_connection", self.open)
+        monkeypatch.setattr(opening_module, "open_connection", self.open)
         monkeypatch.setattr(sender_module, "_FIRST_PAUSE", 0.001)
         monkeypatch.setattr(sender_module, "_LONGEST_PAUSE", 0.002)
 
@@ -429,7 +430,7 @@ def test_the_log_of_a_refused_stream_blames_no_worker(address: str, send: Send) 
 def test_a_stream_that_waits_for_an_answer_ends_when_it_is_closed(
     answers: int, send: Send, held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_module, "_CONNECT_SECONDS", SECONDS)
+    monkeypatch.setattr(opening_module, "_CONNECT_SECONDS", SECONDS)
     listener, address = listen(f"unix://{tmp_path}/stopped.sock")
     held.callback(listener.close)
     sender = send(address)

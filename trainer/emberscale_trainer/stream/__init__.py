@@ -2,7 +2,8 @@
 
 * `core`: decides which item is sent, kept, delivered or ignored, as pure state on either side.
 * `item`: the items: rows, rows that changed, deltas, and their bytes.
-* `sender`: a thread that connects, sends, and resumes at the receiver's position.
+* `opening`: what a sender says to open a connection, and the receiver's answers.
+* `sender`: threads that connect, send, and resume at the receiver's position; callers that wait do a part of it.
 * `receiver`: the other end, on the data plane.
 """
 

@@ -1,5 +1,6 @@
 """The sending end of a row stream: a thread that connects, sends, and resumes after the last received item."""
 
+import math
 import random
 import ssl
 import threading
@@ -10,18 +11,18 @@ import structlog
 
 from emberscale_api.errors import problem_of
 from emberscale_api.readable import duration_text
-from emberscale_api.wire import MAX_HELLO_BYTES, Header, Hello, Kind, Status, WireError
+from emberscale_api.wire import Header, Kind, WireError
 from emberscale_trainer.stream.core import SendWindow, StreamLostError
 from emberscale_trainer.stream.item import Item
-from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
+from emberscale_trainer.stream.opening import Receiver, next_position
+from emberscale_trainer.transport import Connection, ConnectionLostError
 
 _log = structlog.get_logger()
 
-_CONNECT_SECONDS = 5.0
-"""For each step until the receiver has answered HELLO: the kernel takes connections for one that is stopped, too."""
-
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _WINDOW_BYTES = 32 << 20
+_ATTENDED_SECONDS = 1.0
+"""How long the stream's thread leaves acknowledgements to callers after one of them has waited for some."""
 _MOST_SENT = 32
 """Items that whoever waits for one of them sends at once: without a limit, it would send those of others for ever."""
 
@@ -47,18 +48,17 @@ class StreamSender:
         Connects in a thread.
         """
         self._address = address
-        self._incarnation = incarnation
-        self._token = token
-        self._stream = stream
-        self._generation = generation
-        self._context = context
-        lock = threading.Lock()
+        self._receiver = Receiver(address, incarnation, token, stream, generation, context)
+        self._lock = lock = threading.Lock()
         self._changed = threading.Condition(lock)
         self._to_send = threading.Condition(lock)  # of its own, so that acknowledgements do not wake who sends
+        self._to_take = threading.Condition(lock)  # likewise for the thread that takes those that nobody waits for
         self._window: SendWindow[Item] = SendWindow(window_bytes)
         self._sending = threading.Lock()  # held while an item is taken from the window and sent: they keep order
         self._connection: Connection | None = None  # once the receiver has said where it stands
         self._current: Connection | None = None
+        self._is_taking = False  # a thread takes an acknowledgement from the connection: one at a time
+        self._attended_at = -math.inf  # when a caller last waited for acknowledgements: it takes them itself
         self._problem: Exception | None = None
         self._moved_at = time.monotonic()
         self._closed = False
@@ -70,13 +70,13 @@ class StreamSender:
         Waits for room. With `now=False`, the item stays queued until the caller calls `reach` or `send_queued`, which
         send it without waking a thread. Raises TimeoutError, and StreamLostError once the stream has ended.
         """
-        with self._changed:
+        with self._lock:
             self._wait(lambda: self._window.has_room(item.nbytes), wait_seconds, "room for an item")
             if self._window.acknowledged_count == self._window.put_count:
                 self._moved_at = time.monotonic()
             number = self._window.put(item, item.nbytes)
             if now:
-                self._to_send.notify()
+                self._leave_to_threads()
             return number
 
     def flush(self, wait_seconds: float) -> None:
@@ -99,7 +99,7 @@ class StreamSender:
 
         It does not owe items that are queued while it is connected: their sender may be held up by another stream.
         """
-        with self._changed:
+        with self._lock:
             window = self._window
             is_behind = window.acknowledged_count < window.put_count
             waits = self._problem is not None or (is_behind and (window.is_sent or self._connection is None))
@@ -108,7 +108,7 @@ class StreamSender:
     def reach(self, number: int, wait_seconds: float) -> None:
         """Waits until the receiver has processed all items up to this one. Raises as `put` does."""
         self.send_queued()
-        with self._changed:
+        with self._lock:
             self._wait(lambda: self._window.acknowledged_count >= number, wait_seconds, "acknowledgements")
 
     def send_queued(self) -> None:
@@ -117,11 +117,11 @@ class StreamSender:
         while self._is_queued() and self._sending.acquire(blocking=False):  # again, or what came at the end is left
             connection = self._connection
             try:
-                while left and connection is not None and self._send_next(connection):
+                while left and connection is not None and self._is_queued() and self._send_next(connection):
                     left -= 1
             except (ConnectionLostError, MemoryError):  # the item is sent again
                 if connection is not None:
-                    connection.hang_up()  # the thread of the stream sees to the rest
+                    self._give_up(connection)
                 return
             finally:
                 self._sending.release()
@@ -131,30 +131,38 @@ class StreamSender:
 
     def wake(self) -> None:
         """Has the stream's thread send what is queued, in case the caller of `put` is held up by another stream."""
-        with self._changed:
+        with self._lock:
             if self._window.has_next:
-                self._to_send.notify()
+                self._leave_to_threads()
+
+    def _leave_to_threads(self) -> None:
+        self._attended_at = -math.inf
+        self._to_send.notify()
+        self._to_take.notify()
 
     def _is_queued(self) -> bool:
-        with self._changed:
-            return self._window.has_next and self._connection is not None and not self._closed
+        return self._window.has_next and self._connection is not None and not self._closed
 
     def close(self) -> None:
         """Ends the stream; unacknowledged items may or may not have arrived."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             if self._current is not None:
                 self._current.hang_up()
             self._notify_all()
 
     def _wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """Waits, and takes the acknowledgements that come meanwhile, unless another thread does."""
         deadline = time.monotonic() + seconds
         while not condition():
             self._raise_if_ended()
-            left = deadline - time.monotonic()
-            if left <= 0:
+            self._attended_at = now = time.monotonic()
+            if now >= deadline:
                 raise TimeoutError(f"no {what} within {duration_text(seconds)} on the stream to {self._address}")
-            self._changed.wait(left)
+            if self._connection is None or self._is_taking:
+                self._changed.wait(deadline - now)
+            else:
+                self._take_acknowledgement(self._connection, deadline - now)
         self._raise_if_ended()
 
     def _raise_if_ended(self) -> None:
@@ -173,67 +181,55 @@ class StreamSender:
             except (ConnectionLostError, OSError, MemoryError) as error:
                 problem = problem_of(error)
             except (StreamLostError, WireError, ValueError) as error:
-                self._end(error)
+                with self._lock:
+                    self._end(error)
                 return
             gets_on = self._window.acknowledged_count > before
             pause = _FIRST_PAUSE if gets_on else min(2 * pause, _LONGEST_PAUSE)
             attempts = (0 if gets_on else attempts) + bool(problem)
             if problem and attempts.bit_count() == 1:  # a server may be out of reach for as long as the job runs
                 _log.info("stream_broke", address=self._address, problem=problem, attempts=attempts)
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1.0))
 
     def _serve(self) -> None:
         """Serves one connection until it ends, and raises the cause."""
-        connection = open_connection(self._address, self._context, _CONNECT_SECONDS)
+        connection = self._receiver.connect()
         try:
-            with self._changed:
+            with self._lock:
                 self._current = connection
                 if self._closed:
                     return
-            stands_at = self._open(connection)
-            with self._changed:
-                before = self._window.acknowledged_count
-                self._window.connected(stands_at)
-                self._note_moved(before)
-                self._connection = connection
-                self._changed.notify_all()
-                if self._closed:
-                    return
-            acknowledging = threading.Thread(target=self._take_acknowledgements, args=(connection,), daemon=True)
+            stands_at = self._receiver.open(connection)
+            taking = threading.Thread(target=self._take_acknowledgements, args=(connection,), daemon=True)
             try:
-                acknowledging.start()
+                taking.start()
             except RuntimeError as error:  # no more threads
                 raise ConnectionLostError(str(error)) from error
             try:
-                self._send(connection)
+                self._send_all(connection, stands_at)
             finally:
-                connection.hang_up()
-                acknowledging.join()
+                self._give_up(connection)
+                taking.join()
         finally:
-            with self._changed:
-                self._connection = self._current = None
+            with self._lock:
+                self._current = None
             with self._sending:
                 connection.close()
 
-    def _open(self, connection: Connection) -> int:
-        """Says HELLO and names the stream; returns the receiver's position.
-
-        The answer may take a while: the receiver may still be handling an item of an earlier connection.
-        """
-        hello = Hello(self._stream, self._incarnation, self._token).pack()
-        connection.send(Header(Kind.HELLO, payload_bytes=len(hello)), [hello])
-        _check(*connection.receive_first(MAX_HELLO_BYTES, _CONNECT_SECONDS))
-        connection.trust()
-        connection.send(Header(Kind.OPEN, generation=self._generation, shard=self._stream))
-        return _require_ok(connection).batch
-
-    def _send(self, connection: Connection) -> None:
+    def _send_all(self, connection: Connection, stands_at: int) -> None:
+        """Sends what the receiver has not processed, and what is put later, until the connection ends."""
+        with self._lock:
+            before = self._window.acknowledged_count
+            self._window.connected(stands_at)
+            self._note_moved(before)
+            self._connection = connection
+            self._changed.notify_all()
         while True:
             with self._sending:
                 while self._send_next(connection):
                     pass
-            with self._changed:
+            with self._lock:
                 while not self._window.has_next and not self._closed and self._connection is connection:
                     self._to_send.wait()
                 if self._closed or self._connection is not connection:
@@ -241,7 +237,7 @@ class StreamSender:
 
     def _send_next(self, connection: Connection) -> bool:
         """Sends the next item, if there is one; the caller is alone in it. Raises ConnectionLostError."""
-        with self._changed:
+        with self._lock:
             if self._closed or self._connection is not connection:
                 return False
             following = self._window.next()
@@ -252,50 +248,66 @@ class StreamSender:
         return True
 
     def _take_acknowledgements(self, connection: Connection) -> None:
+        """Takes those that nobody waits for, and all that are left of a connection that was given up, until its end."""
+        with self._lock:
+            goes_on = True
+            while goes_on:
+                is_attended = time.monotonic() - self._attended_at < _ATTENDED_SECONDS
+                if self._is_taking or (is_attended and self._connection is connection):
+                    self._to_take.wait(_ATTENDED_SECONDS)
+                else:
+                    goes_on = self._take_acknowledgement(connection, None)
+
+    def _take_acknowledgement(self, connection: Connection, seconds: float | None) -> bool:
+        """Takes one acknowledgement, if it comes within this time; returns whether others may follow.
+
+        The caller holds the lock, which is free meanwhile.
+        """
+        self._is_taking, before = True, self._window.acknowledged_count
         try:
-            while True:
-                number = _require_ok(connection).batch
-                with self._changed:
-                    before = self._window.acknowledged_count
-                    self._window.acknowledged(number)
-                    self._note_moved(before)
-                    self._changed.notify_all()
+            self._lock.release()
+            try:
+                number = next_position(connection, seconds)
+            finally:
+                self._lock.acquire()
+            self._window.acknowledged(number)
+            self._note_moved(before)
         except (ConnectionLostError, WireError, MemoryError):
-            problem = None
+            self._disconnect(connection)
+            return False
         except (StreamLostError, ValueError) as error:
-            problem = error
+            self._end(error)
+            self._disconnect(connection)
+            return False
+        finally:
+            self._is_taking = False
+            self._changed.notify_all()  # others may go on, or take the next
+            if self._connection is not connection:
+                self._to_take.notify()
+        return True
+
+    def _give_up(self, connection: Connection) -> None:
+        """Has the stream's threads end a connection, and connect again, once they have taken what has come."""
+        with self._lock:
+            self._disconnect(connection)
+
+    def _disconnect(self, connection: Connection) -> None:
         connection.hang_up()
-        with self._changed:  # whoever sends may wait for items
-            if self._connection is connection:
-                self._connection = None
-            self._notify_all()
-        if problem is not None:
-            self._end(problem)
+        if self._connection is connection:
+            self._connection = None
+        self._notify_all()
 
     def _note_moved(self, before: int) -> None:
         if self._window.acknowledged_count > before:
             self._moved_at = time.monotonic()
 
     def _end(self, problem: Exception) -> None:
-        """The first problem counts."""
-        with self._changed:
-            if self._problem is None:
-                self._problem, self._moved_at = problem, time.monotonic()
-            self._notify_all()
+        """The first problem counts. The caller holds the lock."""
+        if self._problem is None:
+            self._problem, self._moved_at = problem, time.monotonic()
+        self._notify_all()
 
     def _notify_all(self) -> None:
         self._changed.notify_all()
         self._to_send.notify_all()
-
-
-def _require_ok(connection: Connection) -> Header:
-    """The next answer. Raises StreamLostError with the reason of a refusal."""
-    header, payload = connection.receive()
-    _check(header, payload.tobytes())
-    return header
-
-
-def _check(answer: Header, reason: bytes) -> None:
-    if answer.kind != Status.OK:
-        problem = reason.decode(errors="replace") or f"status {answer.kind}"
-        raise StreamLostError(f"the receiver refuses the stream: {problem}")
+        self._to_take.notify_all()
