@@ -129,7 +129,7 @@ class SimulatedGroup:
 
     def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
         """What keeps pushes waiting while this group still serves a rebuild; `version` is of the table in force."""
-        waiting = self.core.waits_for(self.core.put_count, self._reached(), all_others=True)
+        waiting = self.core.waits_for(self.core.put_count, self._reached, all_others=True)
         return self._trouble_with(waiting, version)
 
     def _trouble_with(self, members: Iterable[int], version: int) -> ParityTrouble | None:
@@ -194,7 +194,7 @@ class SimulatedGroup:
         yield from self._await(self.core.put_count, all_others=True)
 
     def _await(self, number: int, *, all_others: bool = False) -> Task[None]:
-        while self.core.waits_for(number, self._reached(), all_others=all_others):
+        while self.core.waits_for(number, self._reached, all_others=all_others):
             yield self.changed
 
     def end(self) -> None:
@@ -227,15 +227,14 @@ class SimulatedGroup:
     def _goes_to(self, member: int, slot: int) -> bool:
         return self._layout.lane(self.me, TABLE, slot >> SLOT_BITS) in self._layout.lanes_to(self.me, member)
 
-    def _reached(self) -> dict[int, int]:
-        counts = {member: link.window.acknowledged_count for member, link in self._links.items()}
-        return {member: self.core.reached(member, count) for member, count in counts.items()}
+    def _reached(self, member: int) -> int:
+        return self.core.reached(member, self._links[member].window.acknowledged_count)
 
     def _stored(self) -> int:
-        return self.core.stored(self._reached())
+        return self.core.stored(self._reached)
 
     def _begin(self) -> Task[None]:
-        while self.core.is_filling and self.core.yet_to_meet(self._reached()):
+        while self.core.is_filling and self.core.yet_to_meet(self._reached):
             yield self.changed
         if self.core.is_filling:
             self.core.meet()

@@ -35,13 +35,13 @@ def member(
 def test_a_push_waits_for_all_holders_but_a_lost_one() -> None:
     core, _ = member(0, 3)
     assert core.put() == 1
-    assert core.waits_for(1, {1: 1, 2: 0}) == (2,)
-    assert core.stored({1: 1, 2: 0}) == 0
+    assert core.waits_for(1, {1: 1, 2: 0}.__getitem__) == (2,)
+    assert core.stored({1: 1, 2: 0}.__getitem__) == 0
     core.lose(frozenset({2}))
     assert core.holders == (1,)
-    assert core.waits_for(1, {1: 1, 2: 0}) == ()
+    assert core.waits_for(1, {1: 1, 2: 0}.__getitem__) == ()
     core.end()
-    assert core.waits_for(5, {1: 1, 2: 0}) == ()
+    assert core.waits_for(5, {1: 1, 2: 0}.__getitem__) == ()
 
 
 def test_a_push_waits_for_holders_alone_and_what_all_must_know_for_all() -> None:
@@ -52,7 +52,7 @@ def test_a_push_waits_for_holders_alone_and_what_all_must_know_for_all() -> None
     assert [core.sent_to(4, number) for number in range(5)] == [0, 1, 1, 2, 2]
     assert [core.reached(1, count) for count in range(5)] == [0, 1, 2, 3, 4]
     assert [core.reached(4, count) for count in range(3)] == [0, 2, 4]
-    reached = {1: 4, 2: 4, 3: 4, 4: 2, 5: 4}
+    reached = {1: 4, 2: 4, 3: 4, 4: 2, 5: 4}.__getitem__
     assert core.waits_for(4, reached) == ()
     assert core.waits_for(4, reached, all_others=True) == (4,)
     assert core.stored(reached) == 4
@@ -88,11 +88,11 @@ def test_members_far_from_a_lost_one_wait_for_its_holders_and_say_nothing_of_its
 def test_pushes_wait_for_nobody_until_all_have_answered_once() -> None:
     core, _ = member(0, 3, whole=False)
     assert core.put() == 1
-    assert (core.yet_to_meet({1: 1, 2: 0}), core.has_met) == ((2,), False)
-    assert core.waits_for(1, {1: 1, 2: 0}) == ()
-    assert core.yet_to_meet({1: 1, 2: 1}) == ()
+    assert (core.yet_to_meet({1: 1, 2: 0}.__getitem__), core.has_met) == ((2,), False)
+    assert core.waits_for(1, {1: 1, 2: 0}.__getitem__) == ()
+    assert core.yet_to_meet({1: 1, 2: 1}.__getitem__) == ()
     core.meet()
-    assert core.waits_for(core.put(), {1: 2, 2: 1}) == (2,)
+    assert core.waits_for(core.put(), {1: 2, 2: 1}.__getitem__) == (2,)
     assert not core.is_whole
 
 

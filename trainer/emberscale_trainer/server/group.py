@@ -11,7 +11,7 @@ they can. In large groups, some members hold no parity of it; they get only the 
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from emberscale_trainer.parity.holding import Batch, Holding, SourceOverError
@@ -21,6 +21,9 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.stream.core import StreamLostError
 
 _Deltas = TypeVar("_Deltas")
+
+Reached = Callable[[int], int]
+"""Returns, for another member, the item up to which it has acknowledged all that go to it, as `GroupCore.reached`."""
 
 _PARITY_STREAM = 1 << 63
 _LAYOUT = 1 << 62
@@ -32,6 +35,7 @@ class GroupCore(Generic[_Deltas]):
     """The part of member `me` in a group with this layout, of whose members any `layout.parity` may be lost.
 
     * `holding`: the parity that it holds for others. `put_count`: the number of its last item.
+    * `others`: all other members except lost ones. `holders`: those that hold parity of its rows; they get all items.
     * `has_met`: all others have answered, so that pushes are sent to them. `lost`: the members that count as lost.
     * `has_told`: the holders know the keys in its rows, or will.
     * `has_withdrawn`: it has withdrawn its rows, and sends nothing more, as the others accept nothing more.
@@ -42,8 +46,9 @@ class GroupCore(Generic[_Deltas]):
         self.holding = holding
         self._me = me
         self._layout = layout
-        self._others = tuple(member for member in range(layout.members) if member != me)
-        self._holders = frozenset(layout.holders(me))
+        self.others = tuple(member for member in range(layout.members) if member != me)
+        self.holders = layout.holders(me)
+        self._get_all = frozenset(self.holders)
         self.is_over = False
         self.has_met = False
         self._whole = False
@@ -72,16 +77,6 @@ class GroupCore(Generic[_Deltas]):
         """Whether earlier rows may still be sent."""
         return not self.lost and not self.is_over
 
-    @property
-    def others(self) -> tuple[int, ...]:
-        """All other members except lost ones."""
-        return tuple(member for member in self._others if member not in self.lost)
-
-    @property
-    def holders(self) -> tuple[int, ...]:
-        """The members that hold parity of this one's rows, except lost ones: they get all items."""
-        return tuple(member for member in self.others if member in self._holders)
-
     def end(self) -> None:
         """Ends the group; nothing waits for it any more."""
         self.is_over = True
@@ -97,17 +92,17 @@ class GroupCore(Generic[_Deltas]):
 
     def sent_to(self, member: int, number: int) -> int:
         """Returns how many of the items up to this one go to a member."""
-        return number if member in self._holders else bisect_right(self._to_all, number)
+        return number if member in self._get_all else bisect_right(self._to_all, number)
 
     def reached(self, member: int, count: int) -> int:
         """Returns the last item before the first that a member lacks, if it has `count` items."""
-        if member in self._holders:
+        if member in self._get_all:
             return count
         return self._to_all[count] - 1 if count < len(self._to_all) else self.put_count
 
-    def yet_to_meet(self, reached: Mapping[int, int]) -> tuple[int, ...]:
+    def yet_to_meet(self, reached: Reached) -> tuple[int, ...]:
         """Returns the members that have yet to answer the first item."""
-        return tuple(member for member in self.others if not reached[member])
+        return tuple(member for member in self.others if not reached(member))
 
     def meet(self) -> None:
         """Notes that all others have answered: the next item has the batches in the rows so far, and pushes follow."""
@@ -117,11 +112,11 @@ class GroupCore(Generic[_Deltas]):
         """Notes that the holders have all earlier rows, and know the batches in them."""
         self._whole = True
 
-    def stored(self, reached: Mapping[int, int]) -> int:
-        """Returns the last item that all holders have, given the item up to which each has all."""
-        return min((reached[member] for member in self.holders), default=self.put_count)
+    def stored(self, reached: Reached) -> int:
+        """Returns the last item that all holders have."""
+        return min(map(reached, self.holders), default=self.put_count)
 
-    def waits_for(self, number: int, reached: Mapping[int, int], *, all_others: bool = False) -> tuple[int, ...]:
+    def waits_for(self, number: int, reached: Reached, *, all_others: bool = False) -> tuple[int, ...]:
         """Returns the holders, or all other members, that lack items up to this one: a push is answered after that.
 
         Returns none before the members have met, and once the group is over.
@@ -129,7 +124,7 @@ class GroupCore(Generic[_Deltas]):
         if self.is_over or not self.has_met:
             return ()
         members = self.others if all_others else self.holders
-        return tuple(member for member in members if reached[member] < number)
+        return tuple(member for member in members if reached(member) < number)
 
     def told_columns(self) -> None:
         """Notes that this member has told all keys of its rows."""
@@ -200,6 +195,8 @@ class GroupCore(Generic[_Deltas]):
         if gone := lost & self._withdrawing:
             raise NotHeldError(f"{len(gone)} of the lost servers had begun to take their rows out of the parity")
         self.lost = lost
+        self.others = tuple(member for member in self.others if member not in lost)
+        self.holders = tuple(member for member in self.holders if member not in lost)
         self._received = {member: self.holding.lose(member) for member in sorted(lost)}
         return self._received
 

@@ -157,7 +157,7 @@ class Group:
 
         `version` is that of the table in force.
         """
-        waiting = self.core.waits_for(self.core.put_count, self._reached(), all_others=True)
+        waiting = self.core.waits_for(self.core.put_count, self._reached, all_others=True)
         return self._trouble_with(waiting, version)
 
     def _trouble_with(self, members: Iterable[int], version: int) -> ParityTrouble | None:
@@ -232,20 +232,24 @@ class Group:
         """Waits for all live holders, or all others, but these, which may change meanwhile."""
 
         def waiting() -> tuple[int, ...]:
-            found = self.core.waits_for(number, self._reached(), all_others=all_others)
-            return tuple(one for one in found if one not in but())
+            found = self.core.waits_for(number, self._reached, all_others=all_others)
+            return tuple(one for one in found if one not in but()) if found else found
 
-        for member in waiting():
+        waits_for = waiting()
+        for member in waits_for:  # before any of them is waited for
             self._senders[member].send_queued()
-        while waits_for := waiting():
-            try:
-                self._senders[waits_for[0]].reach(self.core.sent_to(waits_for[0], number), _WAIT_SECONDS)
-            except TimeoutError:
-                continue
-            except StreamLostError:  # the holder is lost, or has declared this server lost: the master decides
-                with self.changed:
-                    if waits_for[0] in waiting():
-                        self.changed.wait(_WAIT_SECONDS)
+        while waits_for:
+            for member in waits_for:
+                try:
+                    self._senders[member].reach(self.core.sent_to(member, number), _WAIT_SECONDS)
+                except TimeoutError:
+                    break
+                except StreamLostError:  # the holder is lost, or has declared this server lost: the master decides
+                    with self.changed:
+                        if member in waiting():
+                            self.changed.wait(_WAIT_SECONDS)
+                    break
+            waits_for = waiting()
 
     def end(self) -> None:
         """Ends the group, and releases whoever waits for it."""
@@ -351,11 +355,10 @@ class Group:
                     continue  # `await_holders` waits for the master
 
     def _stored(self) -> int:
-        return self.core.stored(self._reached())
+        return self.core.stored(self._reached)
 
-    def _reached(self) -> dict[int, int]:
-        """Returns, by other member, the item up to which it has acknowledged all that go to it."""
-        return {member: self.core.reached(member, one.acknowledged_count) for member, one in self._senders.items()}
+    def _reached(self, member: int) -> int:
+        return self.core.reached(member, self._senders[member].acknowledged_count)
 
     def _run(self) -> None:
         try:
@@ -380,7 +383,7 @@ class Group:
 
     def _meet(self) -> None:
         """Waits until all others have answered, and then sends the batches in the rows so far."""
-        while self.core.is_filling and (waits_for := self.core.yet_to_meet(self._reached())):
+        while self.core.is_filling and (waits_for := self.core.yet_to_meet(self._reached)):
             for member in waits_for:
                 self._senders[member].send_queued()
             try:
