@@ -93,24 +93,33 @@ class SimulatedProtection:
                     end.close()
                     return
                 yield self._formed
-            group, member = found
             order = self._orders.setdefault((opened.stream, opened.generation), ReceiveOrder())
             mine = order.connect()
             end.send(order.delivered_count)
             while True:
                 number, item = yield end.receive()
                 if order.is_new(mine, number):
+                    if isinstance(found, StreamLostError):
+                        raise found
+                    group, member = found
                     group.receive(member, item)
                     order.delivered()
                 end.send(order.delivered_count)
         except (StreamLostError, SourceOverError, NotHeldError) as error:
             end.send(Refused(str(error)))
 
-    def _member_of(self, opened: Open) -> tuple[SimulatedGroup, int] | None:
+    def _member_of(self, opened: Open) -> tuple[SimulatedGroup, int] | StreamLostError | None:
+        """Returns the group and the member that sends; an error if the group is over, but items of it were taken."""
         group = self.group
         if group is None:
             return None
-        member = source_of(opened.stream, opened.generation, _of(group.table), group.members)
+        try:
+            member = source_of(opened.stream, opened.generation, _of(group.table), group.members)
+        except StreamLostError as error:
+            order = self._orders.get((opened.stream, opened.generation))
+            if order is None or not order.delivered_count:
+                raise
+            return error
         return None if member is None else (group, member)
 
 

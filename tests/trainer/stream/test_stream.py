@@ -29,6 +29,7 @@ from emberscale_trainer.transport import (
     listen,
     open_connection,
 )
+from eventually import unwrap
 
 SECONDS = 60.0
 STRIDE = 24
@@ -62,17 +63,23 @@ def deliver(sender: StreamSender, sent: Item) -> None:
 
 
 class Received:
-    """The items that a server has taken from streams of generation 1. `stopped`: one waits for the `gate`."""
+    """The items that a server has taken from streams of generation 1. `stopped`: one waits for the `gate`.
+
+    `over`: why it takes no more streams.
+    """
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.changed = threading.Condition()
         self.gate, self.stopped = threading.Event(), threading.Event()
         self.gate.set()
+        self.over = ""
 
     def accept(self, stream: int, generation: int) -> Deliver:
         if generation != 1:
             raise StreamLostError("generation 1 is served")
+        if self.over:
+            raise StreamLostError(self.over)
         return self.deliver
 
     def until(self, count: int) -> None:
@@ -462,6 +469,23 @@ def test_a_stream_that_is_not_wanted_ends(address: str, send: Send, options: dic
         deliver(sender, item(0))
     with pytest.raises(StreamLostError):
         sender.put(item(0), SECONDS)
+
+
+def test_a_stream_that_is_no_longer_wanted_learns_what_was_processed_before_that(
+    received: Received, address: str, send: Send
+) -> None:
+    """Its last acknowledgement was lost with the connection."""
+    sender = send(address)
+    received.gate.clear()
+    sender.put(item(0), SECONDS)
+    assert received.stopped.wait(SECONDS)
+    received.over = "the group is over"
+    unwrap(sender._connection).hang_up()
+    received.gate.set()
+    sender.flush(SECONDS)
+    with pytest.raises(StreamLostError, match="the group is over"):
+        deliver(sender, item(1))
+    assert len(received.items) == 1
 
 
 def test_an_item_that_the_receiver_refuses_ends_the_stream(received: Received, address: str, send: Send) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 from emberscale_api.wire import Header, Kind, Status, WireError
 from emberscale_trainer.stream.core import ReceiveOrder, StreamLostError
@@ -29,6 +30,9 @@ class _Incoming:
 class StreamReceivers:
     """All incoming streams. A stream keeps its position when its connection breaks.
 
+    A stream that is no longer accepted, of which items were processed, is refused with its next item: its sender learns
+    of the others first, as if the connection had not broken.
+
     With more than `_MOST_STREAMS`, the one that was opened least recently is forgotten.
     """
 
@@ -43,7 +47,12 @@ class StreamReceivers:
         Raises ConnectionLostError, StreamLostError, and WireError or ValueError for malformed items.
         """
         stream = opened.shard
-        deliver = self._accept(stream, opened.generation)
+        try:
+            deliver = self._accept(stream, opened.generation)
+        except StreamLostError as error:
+            if not self._has_items_of(stream, opened.generation):
+                raise
+            deliver = partial(_refuse, error)
         incoming = self._incoming(stream, opened.generation)
         with incoming.lock:  # an earlier connection's item has been handled by now, or never will be
             mine = incoming.order.connect()
@@ -62,6 +71,11 @@ class StreamReceivers:
                 stands_at = incoming.order.delivered_count
             connection.send(Header(Status.OK, batch=stands_at))
 
+    def _has_items_of(self, stream: int, generation: int) -> bool:
+        with self._lock:
+            incoming = self._streams.get((stream, generation))
+        return incoming is not None and incoming.order.delivered_count > 0
+
     def _incoming(self, stream: int, generation: int) -> _Incoming:
         name = (stream, generation)  # numbers of moves and versions may begin again in a new history
         with self._lock:
@@ -70,6 +84,10 @@ class StreamReceivers:
             if len(self._streams) > _MOST_STREAMS:
                 self._streams.popitem(last=False)
             return incoming
+
+
+def _refuse(error: StreamLostError, item: Item) -> None:
+    raise error
 
 
 def refuse_all(stream: int, generation: int) -> Deliver:
