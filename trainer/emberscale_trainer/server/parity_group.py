@@ -150,7 +150,18 @@ class Group:
             return ParityTrouble(version, self._problem, time.monotonic() - self._parted_at, broken=True)
         if (trouble := self._trouble_with(self._senders, version)) is not None:
             return trouble
-        return ParityTrouble(version, self._problem) if self._problem else None
+        if self._problem:
+            return ParityTrouble(version, self._problem)
+        return self._trouble_of_distance()
+
+    def _trouble_of_distance(self) -> ParityTrouble | None:
+        """Names the member that was out of reach for longest, if long: no push may wait for it, but a rebuild would."""
+        away = {member: self._senders[member].away_seconds for member in self.core.others}
+        farthest = max(away, key=away.__getitem__, default=self.me)
+        if not self.core.has_met or away.get(farthest, 0.0) < _SLOW_SECONDS:
+            return None
+        message = f"it no longer reaches {self._name(farthest)}, and both take part in the rebuild of a lost server"
+        return ParityTrouble(self.table.version, message)
 
     def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
         """Returns what keeps pushes waiting while this group, of an earlier table, serves a rebuild, if anything.

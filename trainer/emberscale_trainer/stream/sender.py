@@ -60,7 +60,7 @@ class StreamSender:
         self._is_taking = False  # a thread takes an acknowledgement from the connection: one at a time
         self._attended_at = -math.inf  # when a caller last waited for acknowledgements: it takes them itself
         self._problem: Exception | None = None
-        self._moved_at = time.monotonic()
+        self._moved_at = self._away_since = time.monotonic()
         self._closed = False
         threading.Thread(target=self._run, name="stream", daemon=True).start()
 
@@ -104,6 +104,12 @@ class StreamSender:
             is_behind = window.acknowledged_count < window.put_count
             waits = self._problem is not None or (is_behind and (window.is_sent or self._connection is None))
             return time.monotonic() - self._moved_at if waits and not self._closed else 0.0
+
+    @property
+    def away_seconds(self) -> float:
+        """Seconds for which the receiver has not been connected; 0 while it is."""
+        with self._lock:
+            return time.monotonic() - self._away_since if self._connection is None and not self._closed else 0.0
 
     def reach(self, number: int, wait_seconds: float) -> None:
         """Waits until the receiver has processed all items up to this one. Raises as `put` does."""
@@ -294,7 +300,7 @@ class StreamSender:
     def _disconnect(self, connection: Connection) -> None:
         connection.hang_up()
         if self._connection is connection:
-            self._connection = None
+            self._connection, self._away_since = None, time.monotonic()
         self._notify_all()
 
     def _note_moved(self, before: int) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,7 @@ from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.parity_group import _SLOW_SECONDS
 from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import DeltaLog
+from emberscale_trainer.transport import ConnectionLostError
 from eventually import unwrap
 from moves import SECONDS
 from waiting import wait_at
@@ -133,6 +135,33 @@ def test_a_holder_that_acknowledges_nothing_is_told_of(
                 assert protection.trouble == ParityTrouble(servers.table.version, said, seconds)
         assert pushing.result(SECONDS) == [Status.OK]
     assert protection.trouble is None
+
+
+def test_a_server_that_no_longer_reaches_another_says_so_before_a_push_waits(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SetClock()
+    monkeypatch.setattr("emberscale_trainer.stream.sender.time", clock)
+    servers = make_servers(3)
+    servers.protect()
+    protection, other = servers.serving[0].mover.protection, servers.serving[2]
+    sender = group_of(servers.serving[0])._senders[2]
+    sender.flush(SECONDS)
+    with monkeypatch.context() as patched:
+        patched.setattr(other.mover.protection, "accept", refuse_connections)
+        clock.now = began = 1000.0  # nobody has waited for acknowledgements for long
+        unwrap(sender._connection).hang_up()
+        wait_at(sender._changed, lambda: sender._connection is None)
+        assert protection.trouble is None
+        for clock.now in (began + _SLOW_SECONDS, began + 1000 * _SLOW_SECONDS):
+            said = "it no longer reaches ps-2, and both take part in the rebuild of a lost server"
+            assert protection.trouble == ParityTrouble(servers.table.version, said), "the job goes on"
+    wait_at(sender._changed, lambda: sender._connection is not None)
+    assert protection.trouble is None
+
+
+def refuse_connections(stream: int, generation: int) -> NoReturn:
+    raise ConnectionLostError("out of reach")
 
 
 def test_servers_that_have_yet_to_reach_another_train_on_without_parity(
