@@ -189,7 +189,8 @@ class Header(NamedTuple):
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview) -> "Header":
         """Parses the first `HEADER_BYTES` bytes. Raises WireError for another protocol or an absurd size."""
-        magic, wire_version, *fields = _HEADER.unpack_from(buffer)
+        fields = _HEADER.unpack_from(buffer)
+        magic, wire_version = fields[:2]
         if magic != MAGIC:
             raise WireError("not a frame of Emberscale")
         if wire_version != VERSION:
@@ -197,7 +198,7 @@ class Header(NamedTuple):
                 f"this process speaks version {VERSION} of the data plane, and the other side version {wire_version}: "
                 "give parameter servers and workers one image"
             )
-        header = cls._make(fields)
+        header = cls._make(fields[2:])
         if header.payload_bytes > MAX_PAYLOAD_BYTES or header.tables > MAX_TABLES:
             raise WireError(f"frame of {header.payload_bytes} bytes for {header.tables} tables is beyond the limits")
         if not 1 <= header.batches <= MAX_ROUND:

@@ -8,7 +8,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,24 +30,33 @@ class Connection:
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
-        self._header = bytearray(HEADER_BYTES)
+        self._header = memoryview(bytearray(HEADER_BYTES))
         self._payload = np.empty(0, dtype=np.uint8)
         self.sent_bytes = 0
         self.received_bytes = 0
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Sends a frame; `header.payload_bytes` must be the buffers' total. Raises ConnectionLostError."""
-        pending = [memoryview(header.pack()), *(view for view in map(as_bytes, buffers) if view)]
-        self.sent_bytes += HEADER_BYTES + header.payload_bytes
+        parts: list[Any] = [header.pack(), *buffers]  # arrays are typed as buffers from Python 3.12 on
+        size = HEADER_BYTES + header.payload_bytes
+        self.sent_bytes += size
         try:
-            while pending:
-                sent = self._stream.sendmsg(pending)
-                while pending and sent >= len(pending[0]):
-                    sent -= len(pending.pop(0))
-                if sent:
-                    pending[0] = pending[0][sent:]
+            sent = self._stream.sendmsg(parts)
+            if sent < size:
+                self._send_rest(parts, sent)
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while sending: {error}") from error
+
+    def _send_rest(self, parts: Iterable[Buffer], sent: int) -> None:
+        """Sends what follows the first `sent` bytes. Raises OSError."""
+        pending = [view for view in map(as_bytes, parts) if view]
+        while True:
+            while pending and sent >= len(pending[0]):
+                sent -= len(pending.pop(0))
+            if not pending:
+                return
+            pending[0] = pending[0][sent:]
+            sent = self._stream.sendmsg(pending)
 
     def await_frame(self, seconds: float | None) -> bool:
         """Returns whether a frame, or the end of the connection, is there within this time; None: without looking.
@@ -68,7 +77,7 @@ class Connection:
             self._payload = np.empty(min(size * 5 // 4, MAX_PAYLOAD_BYTES), dtype=np.uint8)
         payload = self._payload[:size]
         if size:
-            self.receive_payload(payload)
+            self._receive_exactly(memoryview(payload.data))
         return header, payload
 
     def handshake(self, seconds: float) -> None:
@@ -109,8 +118,19 @@ class Connection:
 
     def receive_header(self) -> Header:
         """Receives the header of the next frame; the caller then receives its payload."""
-        self.receive_payload(self._header)
+        self._receive_exactly(self._header)
         return Header.unpack(self._header)
+
+    def _receive_exactly(self, target: memoryview) -> None:
+        self.received_bytes += len(target)
+        try:
+            while len(target):
+                received = self._receive_into([target])
+                if not received:
+                    raise ConnectionLostError("the peer closed the connection")
+                target = target[received:]
+        except OSError as error:
+            raise ConnectionLostError(f"the connection broke while receiving: {error}") from error
 
     def receive_payload(self, *targets: Buffer) -> None:
         """Fills the targets, one after another, with payload bytes that follow."""
@@ -130,6 +150,8 @@ class Connection:
 
     def _receive_into(self, targets: list[memoryview]) -> int:
         """Returns the number of bytes received, 0 at the end of the stream. Raises OSError."""
+        if len(targets) == 1:
+            return self._stream.recv_into(targets[0], 0, socket.MSG_WAITALL)
         return self._stream.recvmsg_into(targets, 0, socket.MSG_WAITALL)[0]
 
     def hang_up(self) -> None:

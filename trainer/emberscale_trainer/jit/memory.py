@@ -26,12 +26,15 @@ from emberscale_trainer.jit import instruction
 
 CACHE_LINE = 64
 
+_address_of = ctypes.addressof
+_byte_in: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer  # arrays are typed as buffers from Python 3.12 on
+
 
 def address_of(array: NDArray[np.generic]) -> int:
     """Returns the address of an array's elements; the caller keeps the array alive while it uses the address."""
     try:
         # Takes a third of the time of the interface below, which matters in small batches.
-        return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))  # typed as a buffer from Python 3.12 on
+        return _address_of(_byte_in(array))
     except (TypeError, ValueError):
         # An array that is empty, read-only, or not contiguous offers no such buffer.
         return int(array.__array_interface__["data"][0])

@@ -17,7 +17,7 @@ Lock order: the lock of the state, then the lock of a group.
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import structlog
@@ -100,6 +100,7 @@ class Group:
         self.log: DeltaLog = tables.log_deltas(
             layout.width, lambda number, segment: layout.lane(me, number, segment), merges=lag is not None
         )
+        self._lanes_to = {holder: layout.lanes_to(me, holder) for holder in layout.holders(me)}
         self.blocks = ParityBlocks(layout, self.me, tables.layouts)
         numbers = [SlotNumbers(one.slot_bits, one.segment_rows, one.stride) for one in tables.layouts]
         self.withdrawals = Withdrawals(layout, numbers)
@@ -322,48 +323,50 @@ class Group:
         Any later error is fatal: what was taken cannot be put back, and the parity would be wrong without it. A server
         that withdraws its rows is not rebuilt, so nobody asks for the batches in them: its deltas are of this `kind`.
         """
-        taken = self.log.take([self.layout.lanes_to(self.me, member) for member in range(len(self.members))])
+        holders = self.core.holders
+        taken = self.log.take([self._lanes_to[member] for member in holders])
         try:
-            self._send_taken(taken, kind, what)
+            self._send_taken(holders, taken, kind, what)
         except BaseException as error:
             self.state.fail(error)
             raise
 
-    def _send_taken(self, taken: Sequence[NDArray[np.uint8]], kind: ItemKind, what: Sequence[int]) -> None:
+    def _send_taken(
+        self, holders: Sequence[int], taken: Sequence[NDArray[np.uint8]], kind: ItemKind, what: Sequence[int]
+    ) -> None:
         self._sent_at = time.monotonic()
         if not self.core.sends_pushes:
             with self._lagging:
                 self._lag.drop()
             return
-        number, size = self.core.put(), sum(len(taken[member]) for member in self.core.holders)
+        number, size = self.core.put(), sum(map(len, taken))
         stored = self._stored()
         with self._lagging:
             self._lag.stored(stored)  # what is stored need not be remembered
             batches = self._lag.send(number, size)
         withdraws = self._withdraws
         items = withdrawal_items(taken, stored, kind, what) if withdraws else delta_items(taken, stored, batches)
-        self._queue(items, self.core.holders)
+        self._queue(zip(holders, items, strict=True))
 
-    def send_to_holders(self, items: Iterable[Item]) -> None:
-        """Sends each holder its item of these, one for each member in their order. The caller has the state's lock."""
+    def send_to_holders(self, items: Mapping[int, Item], otherwise: Item) -> None:
+        """Sends each holder its item of these, by member, or `otherwise`. The caller holds the lock of the state."""
         self.core.put()
-        self._queue(items, self.core.holders)
+        self._queue((member, items.get(member, otherwise)) for member in self.core.holders)
 
     def send(self, item: Item) -> None:
         """Sends all other members an item. The caller holds the lock of the state."""
         self.core.put(to_all=True)
-        self._queue([item] * len(self.members), self.core.others)
+        self._queue((member, item) for member in self.core.others)
 
-    def _queue(self, items: Iterable[Item], receivers: Collection[int]) -> None:
-        """Queues items that are put; `await_holders` sends them, or with `Async` the streams."""
-        for member, item in enumerate(items):
-            if member in receivers:
-                try:
-                    self._senders[member].put(item, _WAIT_SECONDS, now=self._lag.is_async)
-                    self._totals.items += 1
-                    self._totals.bytes += item.nbytes
-                except StreamLostError:
-                    continue  # `await_holders` waits for the master
+    def _queue(self, items: Iterable[tuple[int, Item]]) -> None:
+        """Queues items that are put, by member; `await_holders` sends them, or with `Async` the streams."""
+        for member, item in items:
+            try:
+                self._senders[member].put(item, _WAIT_SECONDS, now=self._lag.is_async)
+                self._totals.items += 1
+                self._totals.bytes += item.nbytes
+            except StreamLostError:
+                continue  # `await_holders` waits for the master
 
     def _stored(self) -> int:
         return self.core.stored(self._reached)

@@ -16,7 +16,7 @@ from emberscale_trainer.stream import NO_RECORDS, Item, ItemKind, StreamLostErro
 from emberscale_trainer.table import RowLayout
 
 Taken = Sequence[NDArray[np.uint8]]
-"""Deltas that were taken from the log, by the member that they go to: uint8[bytes]."""
+"""Deltas that were taken from the log, by the holder that they go to: uint8[bytes]."""
 
 
 def base_item(applied: AppliedBatches) -> Item:
@@ -26,7 +26,7 @@ def base_item(applied: AppliedBatches) -> Item:
 
 
 def delta_items(taken: Taken, stored: int, batches: Sequence[Batch]) -> Iterator[Item]:
-    """Yields each member's item with the changes of these batches; all holders have the items up to `stored`."""
+    """Yields each holder's item with the changes of these batches; all holders have the items up to `stored`."""
     if len(batches) > 1:
         numbers = [number for batch in batches for number in batch]
         return _items(ItemKind.COALESCED, taken, [stored, *numbers])
@@ -34,7 +34,7 @@ def delta_items(taken: Taken, stored: int, batches: Sequence[Batch]) -> Iterator
 
 
 def withdrawal_items(taken: Taken, stored: int, kind: ItemKind, what: Sequence[int]) -> Iterator[Item]:
-    """Yields each member's item with the deltas that take rows out of the parity; the keys `what` say which."""
+    """Yields each holder's item with the deltas that take rows out of the parity; the keys `what` say which."""
     return _items(kind, taken, [stored, *what])
 
 

@@ -122,7 +122,7 @@ class Withdrawing:
                 none = Item(ItemKind.HALF, table, rows[:0], half.keys)
                 with group.state.lock:
                     group.core.require()
-                    group.send_to_holders(half if one == following else none for one in range(len(group.members)))
+                    group.send_to_holders({following: half}, otherwise=none)
                 group.await_holders()
                 self.pieces += 1
         with group.state.lock:
@@ -168,11 +168,12 @@ class Withdrawing:
             if group.core.has_told:  # an earlier attempt failed after it
                 return
             ends = group.log.begin_withdrawal(self._is_needed)
-            pieces = [self._columns(frozenset((lost,)), ends, member) for member in range(len(group.members))]
+            pieces = {member: self._columns(frozenset((lost,)), ends, member) for member in group.core.holders}
             group.withdraw(what=())
             none = Item(ItemKind.COLUMNS, 0, NO_RECORDS)
-            for number in range(max(map(len, pieces))):
-                group.send_to_holders(piece[number] if number < len(piece) else none for piece in pieces)
+            for number in range(max(map(len, pieces.values()), default=0)):
+                some = {member: piece[number] for member, piece in pieces.items() if number < len(piece)}
+                group.send_to_holders(some, otherwise=none)
             said = np.array([lost, mark, *ends], np.int64)
             group.send(Item(ItemKind.COLUMNS_TOLD, 0, NO_RECORDS, said))
             group.core.told_columns()

@@ -252,6 +252,7 @@ class DeltaLog:
         self._segments = segments
         self._lane_of = lane_of
         self._cells = np.zeros(lanes, np.int64)
+        self._starts, self._stops = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)  # of the chunks: addresses
         self._chunks = [np.zeros(0, np.uint8) for _ in range(lanes)]
         self._full: list[list[NDArray[np.uint8]]] = [[] for _ in range(lanes)]
         self._lanes_of = [np.zeros(0, np.int64) for _ in segments]
@@ -284,9 +285,8 @@ class DeltaLog:
 
     def make_room(self, size: int) -> None:
         """Makes room for deltas of `size` bytes, including headers. Raises MemoryError."""
-        for lane, chunk in enumerate(self._chunks):
-            if address_of(chunk) + len(chunk) - int(self._cells[lane]) < size:
-                self._begin_chunk(lane, size)
+        for lane in np.flatnonzero(self._stops - self._cells < size).tolist():
+            self._begin_chunk(lane, size)
 
     def take(self, receivers: Sequence[Sequence[int]]) -> list[NDArray[np.uint8]]:
         """Returns the deltas written since the last call, lane after lane for each receiver: uint8[].
@@ -298,9 +298,8 @@ class DeltaLog:
         taken = [
             np.concatenate([_NONE, *(part for lane in lanes for part in self._parts(lane))]) for lanes in receivers
         ]
-        for lane, chunk in enumerate(self._chunks):
-            self._full[lane] = []
-            self._cells[lane] = address_of(chunk)
+        self._full = [[] for _ in self._full]
+        self._cells[:] = self._starts
         return taken
 
     def _close(self) -> None:
@@ -314,7 +313,8 @@ class DeltaLog:
     @property
     def pending_bytes(self) -> int:
         """Bytes of the deltas that were written and not taken yet."""
-        return sum(len(part) for lane in range(len(self._full)) for part in self._parts(lane))
+        full = sum(len(part) for parts in self._full for part in parts)
+        return full + int((self._cells - self._starts).sum())
 
     @property
     def is_whole(self) -> bool:
@@ -397,7 +397,7 @@ class DeltaLog:
             deltas[:, 4:DELTA_BYTES] = np.array([1 | table << 16], "<u4").view(np.uint8)
             deltas[:, DELTA_BYTES:] = rows
             lane = self._lane_of(table, segment)
-            at = int(self._cells[lane]) - address_of(self._chunks[lane])
+            at = self._size(lane)
             self._chunks[lane][at : at + deltas.nbytes] = deltas.reshape(-1)
             np.bitwise_or.at(opened, within >> 3, np.uint8(1) << (within & 7).astype(np.uint8))
             self._cells[lane] += deltas.nbytes  # last: without memory for the rest, they were not withdrawn
@@ -427,7 +427,7 @@ class DeltaLog:
         self.make_room(size)
         segment, row = first >> bits, first & ((1 << bits) - 1)
         lane = self._lane_of(table, segment)
-        at = int(self._cells[lane]) - address_of(self._chunks[lane])
+        at = self._size(lane)
         delta = self._chunks[lane][at : at + size]
         delta[:DELTA_BYTES] = np.array([first, count | table << 16], "<u4").view(np.uint8)
         delta[DELTA_BYTES:] = self._segments[table][segment].rows[row : row + count].reshape(-1)
@@ -444,13 +444,16 @@ class DeltaLog:
 
     def _written(self, lane: int) -> NDArray[np.uint8]:
         """Returns what is written in a lane's present chunk."""
-        chunk = self._chunks[lane]
-        return chunk[: int(self._cells[lane]) - address_of(chunk)]
+        return self._chunks[lane][: self._size(lane)]
+
+    def _size(self, lane: int) -> int:
+        """Returns the bytes that are written in a lane's present chunk."""
+        return int(self._cells[lane] - self._starts[lane])
 
     def _begin_chunk(self, lane: int, size: int) -> None:
         chunk = np.empty(max(size, _CHUNK_BYTES), np.uint8)
-        written = self._written(lane) if len(self._chunks[lane]) else chunk[:0]
-        if len(written):
-            self._full[lane].append(written)
+        if self._size(lane):
+            self._full[lane].append(self._written(lane))
         self._chunks[lane] = chunk
-        self._cells[lane] = address_of(chunk)
+        self._starts[lane] = self._cells[lane] = address_of(chunk)
+        self._stops[lane] = self._starts[lane] + len(chunk)
