@@ -307,6 +307,14 @@ def test_a_new_job_waits_for_room_that_others_have_and_is_refused_where_there_wi
         assert "exceeds" in never.reason
 
 
+def test_a_job_starts_at_least_cores_that_are_no_multiple_of_the_step() -> None:
+    job = replace(waiting(), bounds=replace(BOUNDS, worker_cpu=(1.7, 8), ps_cpu=(1.7, 8)))
+    history = (past("yesterday", JobShape(8, 4, 6, 4, 4 * GIB, 8 * GIB)),)
+    planned = only(plan([job], ClusterCapacity(3.4, 10_000 * GIB), history=history))
+    assert planned.action is PlanAction.START, planned.reason
+    assert unwrap(planned.shape).cpu == 3.4
+
+
 def test_a_smaller_start_has_servers_enough_for_the_tables() -> None:
     shape = JobShape(8, 8, 6, 4, 4 * GIB, 200 * GIB)  # a server may have at most 256 GiB
     planned = only(plan([waiting()], ClusterCapacity(20, 10_000 * GIB), history=(past("yesterday", shape),)))

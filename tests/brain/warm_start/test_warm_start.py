@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, ShapeBounds
-from emberscale_brain.warm_start import HistoryIndex, NewJob, describe, smooth, warm_start
+from emberscale_brain.warm_start import HistoryIndex, NewJob, describe, smooth, warm_start, within
 
 CTR = JobMetadata(
     architecture="DLRM",
@@ -142,3 +142,10 @@ def test_identical_jobs_are_wholly_similar_and_the_latest_comes_first() -> None:
     ranked = HistoryIndex(twins).rank(NewJob("ads", CTR), 2)
     assert [similar.id for _, similar in ranked] == ["late", "early"]
     assert ranked[0][1].similarity == pytest.approx(1)
+
+
+def test_cores_at_a_lower_bound_that_is_no_multiple_of_the_step_stay_there() -> None:
+    bounds = ShapeBounds(worker_cpu=(1.7, 4.0), ps_cpu=(0.25, 4.0), cpu_step=1.0)
+    least = JobShape(1, 1, 1.7, 0.25, GIB, GIB)
+    assert within(least, bounds) == least
+    assert within(replace(least, worker_cpu=1.9, ps_cpu=0.7), bounds) == replace(least, worker_cpu=2.0, ps_cpu=1.0)
