@@ -197,10 +197,11 @@ def with_room(near: Sequence[PastJob], shape: JobShape, new: NewJob) -> JobShape
 
 
 def within(shape: JobShape, bounds: ShapeBounds) -> JobShape:
-    """Returns the nearest shape that the bounds allow, with cores on the bounds' grid."""
+    """Returns the nearest shape that the bounds allow; cores are multiples of the step, or at their lower bound."""
 
     def cores(value: float, low: float, high: float) -> float:
-        return float(np.clip(round(value / bounds.cpu_step) * bounds.cpu_step, low, high))
+        multiple = float(np.clip(round(value / bounds.cpu_step) * bounds.cpu_step, low, high))
+        return low if abs(value - low) < abs(value - multiple) else multiple
 
     return JobShape(
         workers=int(np.clip(shape.workers, *bounds.workers)),
