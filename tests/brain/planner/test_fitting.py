@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.planner.room import cut_to, fits, least_of
+from emberscale_brain.planner.room import Room, cut_to, fits, least_of
 from emberscale_brain.planner.types import ClusterCapacity, ShapeBounds
 from eventually import unwrap
 
@@ -127,3 +127,11 @@ def test_without_room_for_the_least_there_is_no_shape() -> None:
     assert cut_to(WANTED, BOUNDS, ClusterCapacity(9.0, 2 * GIB - 1), keep_memory=False) is None
     assert cut_to(WANTED, BOUNDS, ClusterCapacity(9.0, 2 * GIB), keep_memory=False) is not None
     assert cut_to(WANTED, BOUNDS, ClusterCapacity(9.0, 19 * GIB), keep_memory=True) is None
+
+
+def test_what_is_left_by_sums_of_cores_is_room_for_the_rest() -> None:
+    """0.6 - 0.2 is less than 0.4 in binary numbers."""
+    room, small = Room(ClusterCapacity(0.6, 100 * GIB), {}), JobShape(1, 1, 0.1, 0.1, GIB, GIB)
+    room.take("ann", small)
+    assert room.fits("ann", replace(small, workers=3))
+    assert not room.fits("ann", replace(small, workers=4))

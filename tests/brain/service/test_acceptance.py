@@ -15,7 +15,7 @@ from emberscale_brain.planner.types import (
     Quota,
     ShapeBounds,
 )
-from emberscale_brain.service.acceptance import beside_newcomers, unacceptable
+from emberscale_brain.service.acceptance import beside_newcomers, missing_room, unacceptable
 from emberscale_brain.service.state import BrainState, Conditions
 
 SHAPE = JobShape(2, 1, 4, 4, 2 * GIB, 4 * GIB)  # 12 cores, 8 GiB
@@ -96,3 +96,10 @@ def test_the_planner_is_not_blamed_for_jobs_that_it_was_not_shown() -> None:
     smaller = plans(a=replace(SHAPE, workers=4), b=replace(SHAPE, workers=1))
     assert beside_newcomers(state, CONDITIONS, smaller, shown, now=100.0) == smaller
     assert beside_newcomers(state, CONDITIONS, planned, frozenset(state.jobs), now=100.0) == planned
+
+
+def test_what_is_missing_is_not_a_rounding_error() -> None:
+    whole = replace(CONDITIONS.capacity, cpu=0.6, memory=40 * GIB)
+    free = replace(whole, cpu=0.6 - 0.2, memory=GIB)
+    wanted = JobShape(3, 1, 0.1, 0.1, GIB, GIB)
+    assert missing_room(wanted, free, whole) == "4 GiB are needed and 1 GiB of 40 GiB are free"
