@@ -194,7 +194,7 @@ class Room:
     def fits(self, owner: str, shape: JobShape) -> bool:
         """Whether a job of the owner may have the shape."""
         cpu, memory = self.limits(owner)
-        return shape.cpu <= cpu and shape.memory <= memory
+        return shape.cpu <= cpu * (1 + ROUNDING) and shape.memory <= memory
 
     def rest(self, owners: Iterable[str]) -> tuple[ClusterCapacity, dict[str, Quota]]:
         """Returns the room that is left, as a capacity and as quotas of the owners that have one."""

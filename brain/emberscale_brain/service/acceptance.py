@@ -24,7 +24,7 @@ def free_room(state: BrainState, conditions: Conditions, owner: str, now: float)
 
 def missing_room(shape: JobShape, free: ClusterCapacity, whole: ClusterCapacity) -> str:
     """Explains why a shape does not fit into the free capacity."""
-    if shape.cpu > free.cpu:
+    if shape.cpu > free.cpu * (1 + ROUNDING):
         return f"{shape.cpu:g} cores are needed and {free.cpu:g} of {whole.cpu:g} are free"
     if shape.memory > free.memory:
         has = f"{bytes_text(free.memory)} of {bytes_text(whole.memory)}"
