@@ -245,6 +245,29 @@ def test_a_change_that_cannot_be_written_at_all_ends_neither_the_recorder_nor_th
     store.close()
 
 
+def test_a_refused_change_is_counted_once_though_the_database_fails_after_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
+    store.migrate()
+    write, away = HistoryStore.write, [DatabaseAwayError("it went between two writes")]
+
+    def fail_once(self: HistoryStore, changes: Sequence[Change]) -> None:
+        if changes == [submitted()] and away:
+            raise away.pop()
+        write(self, changes)
+
+    monkeypatch.setattr(HistoryStore, "write", fail_once)
+    lost: Counter[str] = Counter()
+    recorder = ChangeRecorder(store, on_lost=lambda why, count: lost.update({why: count}))
+    assert written(recorder, reported(1), submitted(), reported(2)) is False
+    assert recorder.backlog == 2
+    recorder.write_waiting()
+    assert (recorder.away, recorder.backlog, lost) == (None, 0, {"Refused": 1})
+    assert store.running_jobs(10) == [submitted(), reported(2)]
+    store.close()
+
+
 def test_an_error_of_the_recorder_itself_is_told_and_it_goes_on(absent_store: HistoryStore, folder: Path) -> None:
     errors = [ZeroDivisionError("no such luck")]
 
