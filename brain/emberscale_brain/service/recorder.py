@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
@@ -211,22 +211,26 @@ class ChangeRecorder:
         with self._condition:
             batch = list(islice(self._kept, _BATCH))
             self._in_hand = len(batch)
-        written = 0
+        done = 0
         try:
-            self._write(batch, refused)
-            written = len(batch)
+            for count in self._write(batch, refused):
+                done += count
         finally:
             with self._condition:
                 self._in_hand = 0
-                for _ in range(written):
+                for _ in range(done):
                     self._kept.popleft()
-        return written
+        return done
 
-    def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
-        if (error := self._refusal(batch)) is not None:
-            _log.info("writing_one_by_one", changes=len(batch), problem=str(error))
-            for change in batch:
-                self._write_one(change, refused)
+    def _write(self, batch: Sequence[Change], refused: list[Change]) -> Iterator[int]:
+        """Writes changes together or, if the database refuses that, one by one; yields how many more are done with."""
+        if (error := self._refusal(batch)) is None:
+            yield len(batch)
+            return
+        _log.info("writing_one_by_one", changes=len(batch), problem=str(error))
+        for change in batch:
+            self._write_one(change, refused)
+            yield 1
 
     def _refusal(self, changes: Sequence[Change]) -> Exception | None:
         """Writes changes together; returns why the database refuses them, or None."""
