@@ -169,7 +169,7 @@ class BrainLink:
         return call.result()
 
     def _submit(self, state: JobState) -> None:
-        request = brain_messages.submission(self._job, self._runtime.job_uid, state, self._data_bytes)
+        request = brain_messages.submission(self._job, self._runtime.job_uid, state, self._data_bytes, self._clock())
         reply: pb.SubmitJobReply = self._ask(self._stub.SubmitJob, request)
         self._submitted = True
         self._take(reply.plan)

@@ -35,8 +35,12 @@ _FEWEST_BATCHES = 16
 """Between two looks at a bucket for the sake of `eviction.maxRows`."""
 
 
-def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> pb.SubmitJobRequest:
-    """Returns the submission of a job. `data_bytes` is the size of the training data, 0 if unknown."""
+def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int, wall: float) -> pb.SubmitJobRequest:
+    """Returns the submission of a job at `wall` seconds since 1970.
+
+    `data_bytes` is the size of the training data, 0 if unknown. The brain learns since when the job has been active:
+    its reports count the servers that it has lost since then.
+    """
     spec = job.spec
     model = resolve_model(spec)
     dimensions = [table.dimension for table in model.tables]
@@ -63,6 +67,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
         ),
         limits=shape_limits(spec),
         fixed=not spec.leaves_sizes_open,
+        submitted_at=max(0.0, wall - state.clock.active_seconds),
         last_plan=state.scaling.plan_version,
     )
     sizes = sizes_of(state, spec)
