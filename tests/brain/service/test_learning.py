@@ -4,9 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, ProfileReported
+from emberscale_brain.fault_tolerance import FailureRecord
+from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobMetadata, PastJob, Prices, ShapeBounds
+from emberscale_brain.planner.types import (
+    ClusterCapacity,
+    JobId,
+    JobMetadata,
+    PastJob,
+    PlanAction,
+    PlannedShape,
+    Prices,
+    ShapeBounds,
+)
 from emberscale_brain.service.learning import Learned, not_ahead, read
 from emberscale_brain.service.runtime import BrainRuntime
 from emberscale_brain.service.state import BrainState, Conditions
@@ -66,8 +76,19 @@ def test_past_jobs_and_start_ups_that_are_learned_late_are_untold_once() -> None
     assert runtime.past_jobs() == (past,)
 
 
-def test_profiles_of_a_clock_that_was_set_back_since_are_moved_back_together() -> None:
+def test_what_a_clock_said_that_was_set_back_since_is_moved_back_together() -> None:
     ahead, early, behind = reported("a", 1000), reported("a", 900), reported("b", 5)
-    moved = not_ahead([submitted("a"), early, ahead, behind], now=100.0)
+    plan = PlanMade(JobId("a"), 1, 950.0, "p", PlannedShape(SHAPE, PlanAction.SCALE, "why"))
+    alone = replace(submitted("c"), submitted_at=130.0)
+    moved = not_ahead([submitted("a"), early, ahead, plan, submitted("b"), behind, alone], now=100.0)
     assert [change.profile.time for change in moved if isinstance(change, ProfileReported)] == [0.0, 100.0, 5.0]
-    assert moved[0] == submitted("a")
+    assert [change.submitted_at for change in moved if isinstance(change, JobSubmitted)] == [-900.0, 0.0, 100.0]
+    assert [change.made_at for change in moved if isinstance(change, PlanMade)] == [50.0]
+
+
+def test_servers_that_run_after_a_clock_was_set_back_count_at_once() -> None:
+    state = BrainState(10, 10)
+    for change in not_ahead([replace(submitted("a"), submitted_at=500.0), reported("a", 1000)], now=100.0):
+        state.apply(change)
+    state.apply(replace(reported("a", 1001), profile=replace(reported("a", 0).profile, time=160.0)))
+    assert state.fleet == FailureRecord(0, 500.0 + 60.0)
