@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from emberscale_brain.history.changes import SILENT, Change, JobEnded, ProfileReported
+from emberscale_api.shape import JobProfile
+from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PastJob
@@ -66,14 +67,22 @@ def close_running(store: HistoryStore, known: frozenset[JobId], now: float) -> N
 
 
 def not_ahead(changes: Sequence[Change], now: float) -> tuple[Change, ...]:
-    """Returns the changes; if a job's profiles are ahead of `now`, all move back, since a clock was set back."""
+    """Returns the changes of running jobs; if any of a job is ahead of `now`, all move back: a clock was set back."""
     ahead: defaultdict[JobId, float] = defaultdict(float)
     for change in changes:
-        if isinstance(change, ProfileReported):
-            ahead[change.job] = max(ahead[change.job], change.profile.time - now)
-    return tuple(
-        replace(change, profile=replace(change.profile, time=change.profile.time - ahead[change.job]))
-        if isinstance(change, ProfileReported)
-        else change
-        for change in changes
-    )
+        match change:
+            case JobSubmitted(submitted_at=time) | PlanMade(made_at=time) | ProfileReported(profile=JobProfile(time)):
+                ahead[change.job] = max(ahead[change.job], time - now)
+    return tuple(_earlier(change, ahead[change.job]) for change in changes)
+
+
+def _earlier(change: Change, seconds: float) -> Change:
+    match change:
+        case JobSubmitted():
+            return replace(change, submitted_at=change.submitted_at - seconds)
+        case ProfileReported(profile=profile):
+            return replace(change, profile=replace(profile, time=profile.time - seconds))
+        case PlanMade():
+            return replace(change, made_at=change.made_at - seconds)
+        case _:
+            return change
