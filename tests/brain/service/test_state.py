@@ -210,3 +210,25 @@ def test_a_profile_of_long_ago_makes_no_hours_without_failures() -> None:
     for sequence, at in enumerate((1010.0, 1.0, 1020.0)):
         state.apply(reported(JOBS[0], sequence, time=at))
     assert state.fleet == FailureRecord(0, 20.0 * SHAPE.ps)
+
+
+def test_a_job_that_waits_for_room_has_no_servers_that_could_fail() -> None:
+    state, day = BrainState(10, 10), 86_400.0
+    state.apply(submitted(JOBS[0]))
+    state.apply(planned(JOBS[0], 1, None, at=0.0))
+    state.apply(planned(JOBS[0], 2, SHAPE, at=day))
+    state.apply(reported(JOBS[0], 1, time=day + 100.0))
+    state.apply(planned(JOBS[0], 3, replace(SHAPE, ps=3), at=day + 150.0))
+    state.apply(reported(JOBS[0], 2, time=day + 200.0))
+    assert state.fleet == FailureRecord(0, 200.0 * SHAPE.ps)
+
+
+def test_the_time_for_which_a_job_waited_makes_no_checkpoint_rarer() -> None:
+    prompt, late = BrainState(10, 10), BrainState(10, 10)
+    for state, start in ((prompt, 0.0), (late, 10 * 86_400.0)):
+        job = submitted(JOBS[0])
+        state.apply(replace(job, metadata=replace(job.metadata, target_pls=0.01)))
+        state.apply(planned(JOBS[0], 1, SHAPE, at=start))
+        state.apply(reported(JOBS[0], 1, time=start + 100.0))
+    expected, advised = (unwrap(state.fault_tolerance(JOBS[0], state.overheads())) for state in (prompt, late))
+    assert advised.costs[Recovery.PARTIAL].interval == expected.costs[Recovery.PARTIAL].interval
