@@ -45,12 +45,13 @@ _NO_JOB = JobId("")  # past start-ups come without their jobs
 class KnownJob:
     """A job that has not ended.
 
-    `sequence` is that of the latest profile, `measured_until` the latest time of any profile, and `scaled_at` the time
-    of the last change of shape.
+    `begun_at` is the time since when it may have servers. `sequence` is that of the latest profile, `measured_until`
+    the latest time of any profile, and `scaled_at` the time of the last change of shape.
     """
 
     submitted: JobSubmitted
     profiles: deque[JobProfile]
+    begun_at: float
     measured_until: float
     sequence: int = -1
     samples: int = 0
@@ -100,6 +101,7 @@ class BrainState:
                     self.jobs[change.job] = KnownJob(
                         change,
                         deque(maxlen=self.profiles_per_job),
+                        begun_at=change.submitted_at,
                         measured_until=change.submitted_at,
                         shape=change.current,
                         scaled_at=change.submitted_at,
@@ -112,6 +114,8 @@ class BrainState:
                 job = self.jobs.get(change.job)
                 if job is not None and (job.plan is None or change.version >= job.plan.version):
                     job.plan = change
+                    if job.shape is None and change.planned.shape is not None:  # it waited for room until now
+                        job.begun_at = job.measured_until = max(job.begun_at, change.made_at)
             case JobEnded():
                 self._apply_end(change)
 
@@ -206,7 +210,7 @@ class BrainState:
         if shape is None or not speed:
             return None
         latest = known.profiles[-1] if known.profiles else None
-        ran = 0.0 if latest is None else latest.time - known.submitted.submitted_at
+        ran = 0.0 if latest is None else latest.time - known.begun_at
         metadata = known.submitted.metadata
         costs = failure_costs(
             shape,
