@@ -232,3 +232,23 @@ def test_the_time_for_which_a_job_waited_makes_no_checkpoint_rarer() -> None:
         state.apply(reported(JOBS[0], 1, time=start + 100.0))
     expected, advised = (unwrap(state.fault_tolerance(JOBS[0], state.overheads())) for state in (prompt, late))
     assert advised.costs[Recovery.PARTIAL].interval == expected.costs[Recovery.PARTIAL].interval
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(10**6, 60.0), (0, 1e9)])
+def test_one_owner_does_not_decide_how_often_all_others_expect_failures(failures: int, seconds: float) -> None:
+    def expected(others: bool) -> float:
+        state, job = BrainState(8, 10), JobId("new")
+        for number in range(10):
+            honest = replace(submitted(JobId(f"honest-{number}")), owner=f"owner-{number}")
+            state.apply(honest)
+            report = reported(honest.job, 1, time=20 * 86_400.0)
+            state.apply(replace(report, profile=replace(report.profile, failures=2)))
+        for number in range(20 if others else 0):
+            state.apply(replace(submitted(JobId(f"claim-{number}")), owner="mallory"))
+            report = reported(JobId(f"claim-{number}"), 1, time=seconds)
+            state.apply(replace(report, profile=replace(report.profile, failures=failures)))
+        state.apply(replace(submitted(job), owner="bob"))
+        state.apply(reported(job, 1, time=1.0))
+        return unwrap(state.fault_tolerance(job, state.overheads())).between_failures
+
+    assert 0.4 < expected(others=True) / expected(others=False) < 2.5
