@@ -9,7 +9,7 @@ a node with several PS, and rows whose parity is not complete yet.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -272,13 +272,41 @@ _FIRST_COST = 1.0  # seconds of training that a checkpoint costs, before one was
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """The number of lost parameter servers, and the total seconds that servers ran."""
+    """The number of lost parameter servers, which a scaled record may split, and the total seconds that servers ran."""
 
-    failures: int = 0
+    failures: float = 0
     server_seconds: float = 0.0
 
     def __add__(self, other: "FailureRecord") -> "FailureRecord":
         return FailureRecord(self.failures + other.failures, self.server_seconds + other.server_seconds)
+
+    def __sub__(self, other: "FailureRecord") -> "FailureRecord":
+        return FailureRecord(self.failures - other.failures, self.server_seconds - other.server_seconds)
+
+    def at_most(self, failures: float) -> "FailureRecord":
+        """Returns the record or, if it tells of more failures than this, seen or believed, the same rate with less."""
+        told = max(self.failures, self.server_seconds * _BELIEVED_PER_SECOND)
+        return self if told <= failures else FailureRecord(*(part * failures / told for part in astuple(self)))
+
+
+_MOST_OF_ONE_OWNER = 10.0  # failures, which tell a rate to within a third
+
+
+class FleetRecord:
+    """The failures of all jobs' servers; one owner's jobs together count for no more than a good estimate takes.
+
+    Otherwise an owner with many jobs, or with false reports, decides what all others expect.
+    """
+
+    def __init__(self) -> None:
+        self._of_owners: dict[str, FailureRecord] = {}
+        self.total = FailureRecord()
+
+    def add(self, owner: str, new: FailureRecord) -> None:
+        """Adds what happened to a job of the owner."""
+        before = self._of_owners.get(owner, FailureRecord())
+        after = self._of_owners[owner] = before + new
+        self.total += after.at_most(_MOST_OF_ONE_OWNER) - before.at_most(_MOST_OF_ONE_OWNER)
 
 
 def failure_rate(own: FailureRecord, fleet: FailureRecord) -> float:

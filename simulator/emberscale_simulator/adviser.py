@@ -1,7 +1,7 @@
 """The brain's advice on how often jobs save (`emberscale_brain.fault_tolerance`), as its service gives it."""
 
 from emberscale_api.shape import JobProfile
-from emberscale_brain.fault_tolerance import FailureRecord, advise, failure_costs
+from emberscale_brain.fault_tolerance import FailureRecord, FleetRecord, advise, failure_costs
 from emberscale_brain.planner.types import JobId
 from emberscale_simulator.schedulers.protocol import LearnsOverheads
 
@@ -15,13 +15,14 @@ class CheckpointAdviser(LearnsOverheads):
     def __init__(self) -> None:
         super().__init__()
         self._own: dict[JobId, FailureRecord] = {}
-        self._fleet = FailureRecord()
+        self._fleet = FleetRecord()
         self._measured_until: dict[JobId, float] = {}
         self._speeds: dict[JobId, float] = {}
 
     def interval(
         self,
         job: JobId,
+        owner: str,
         profile: JobProfile,
         submitted_at: float,
         remaining_samples: int,
@@ -31,7 +32,8 @@ class CheckpointAdviser(LearnsOverheads):
         own = self._own.get(job, FailureRecord())
         ran = max(0.0, profile.time - self._measured_until.get(job, submitted_at)) * profile.shape.ps
         new = FailureRecord(max(0, profile.failures - own.failures), ran)
-        self._own[job], self._fleet = own + new, self._fleet + new
+        self._own[job] = own + new
+        self._fleet.add(owner, new)
         self._measured_until[job] = profile.time
         if not profile.restarted:
             self._speeds[job] = profile.throughput
@@ -44,7 +46,7 @@ class CheckpointAdviser(LearnsOverheads):
             profile.shape,
             whole,
             self._own[job],
-            self._fleet,
+            self._fleet.total,
             save=checkpoint_cost,
             load=overheads.ps_pause_seconds,
             reschedule=overheads.ps_start_seconds,

@@ -244,7 +244,9 @@ class Simulation:
 
     def _advise(self, number: int, run: JobRun, profile: JobProfile, now: float) -> None:
         job = run.job
-        interval = self._adviser.interval(job.id, profile, job.arrival, run.remaining_samples, run.checkpoint_cost)
+        interval = self._adviser.interval(
+            job.id, job.owner, profile, job.arrival, run.remaining_samples, run.checkpoint_cost
+        )
         if interval is not None:
             run.advise(interval, now)
             self._announce(number)

@@ -222,13 +222,13 @@ def test_the_advice_is_the_square_root_interval_of_what_was_seen_of_the_fleet() 
     profile = JobProfile(
         time=1e5, shape=shape, batch_size=512, iteration_seconds=1, throughput=2048, samples=1, rows=1, restarted=False
     )
-    calm = adviser.interval(JobId("a"), profile, 0.0, 10**9, 2.0)
-    failing = adviser.interval(JobId("a"), replace(profile, failures=9), 0.0, 10**9, 2.0)
-    other = adviser.interval(JobId("b"), replace(profile, time=1.0), 0.0, 10**9, 2.0)
+    calm = adviser.interval(JobId("a"), "ann", profile, 0.0, 10**9, 2.0)
+    failing = adviser.interval(JobId("a"), "ann", replace(profile, failures=9), 0.0, 10**9, 2.0)
+    other = adviser.interval(JobId("b"), "ann", replace(profile, time=1.0), 0.0, 10**9, 2.0)
     assert calm is not None
     assert failing is not None
     assert other is not None
     assert failing == pytest.approx(math.sqrt(2 * 2.0 * 1e5 / 9), rel=0.2)
     assert failing <= other < calm
     unknown = replace(profile, restarted=True)
-    assert adviser.interval(JobId("c"), unknown, 0.0, 10**9, 2.0) is None
+    assert adviser.interval(JobId("c"), "ann", unknown, 0.0, 10**9, 2.0) is None

@@ -11,6 +11,7 @@ from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.fault_tolerance import (
     FailureRecord,
     FaultToleranceAdvice,
+    FleetRecord,
     Recovery,
     advise,
     failure_costs,
@@ -87,7 +88,7 @@ class BrainState:
     jobs: dict[JobId, KnownJob] = field(default_factory=dict)
     history: deque[PastJob] = field(init=False)
     start_ups: dict[str, deque[StartUpObserved]] = field(init=False)
-    fleet: FailureRecord = field(default_factory=FailureRecord)
+    fleet: FleetRecord = field(default_factory=FleetRecord)
 
     def __post_init__(self) -> None:
         self.history = deque(maxlen=self.past_jobs)
@@ -216,7 +217,7 @@ class BrainState:
             shape,
             ran + known.remaining_samples / speed,
             known.record,
-            self.fleet,
+            self.fleet.total,
             save=0.0 if latest is None else latest.checkpoint_cost,
             load=overheads.ps_pause_seconds,
             reschedule=overheads.ps_start_seconds,
@@ -237,7 +238,7 @@ class BrainState:
         job.measured_until = max(job.measured_until, profile.time)
         new = FailureRecord(max(0, profile.failures - job.record.failures), ran)
         job.record += new
-        self.fleet += new
+        self.fleet.add(job.submitted.owner, new)
         job.profiles.append(profile)
         job.sequence = change.sequence
         job.samples = profile.samples

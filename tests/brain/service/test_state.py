@@ -158,7 +158,7 @@ def test_failures_of_all_jobs_count_for_the_fleet_also_of_those_that_ended() -> 
             report = reported(job, sequence, time=100.0 * (sequence + 1))
             state.apply(replace(report, profile=replace(report.profile, failures=failures)))
     state.apply(JobEnded(JOBS[0], "Failed", 400.0))
-    assert state.fleet == FailureRecord(failures=1 + 2 + 3, server_seconds=3 * 300.0 * SHAPE.ps)
+    assert state.fleet.total == FailureRecord(failures=1 + 2 + 3, server_seconds=3 * 300.0 * SHAPE.ps)
 
 
 def test_start_ups_become_overheads() -> None:
@@ -209,7 +209,7 @@ def test_a_profile_of_long_ago_makes_no_hours_without_failures() -> None:
     state.apply(submitted(JOBS[0], at=1000.0))
     for sequence, at in enumerate((1010.0, 1.0, 1020.0)):
         state.apply(reported(JOBS[0], sequence, time=at))
-    assert state.fleet == FailureRecord(0, 20.0 * SHAPE.ps)
+    assert state.fleet.total == FailureRecord(0, 20.0 * SHAPE.ps)
 
 
 def test_a_job_that_waits_for_room_has_no_servers_that_could_fail() -> None:
@@ -220,7 +220,7 @@ def test_a_job_that_waits_for_room_has_no_servers_that_could_fail() -> None:
     state.apply(reported(JOBS[0], 1, time=day + 100.0))
     state.apply(planned(JOBS[0], 3, replace(SHAPE, ps=3), at=day + 150.0))
     state.apply(reported(JOBS[0], 2, time=day + 200.0))
-    assert state.fleet == FailureRecord(0, 200.0 * SHAPE.ps)
+    assert state.fleet.total == FailureRecord(0, 200.0 * SHAPE.ps)
 
 
 def test_the_time_for_which_a_job_waited_makes_no_checkpoint_rarer() -> None:
@@ -251,4 +251,4 @@ def test_one_owner_does_not_decide_how_often_all_others_expect_failures(failures
         state.apply(reported(job, 1, time=1.0))
         return unwrap(state.fault_tolerance(job, state.overheads())).between_failures
 
-    assert 0.4 < expected(others=True) / expected(others=False) < 2.5
+    assert 1 / 3 < expected(others=True) / expected(others=False) < 3
