@@ -6,11 +6,12 @@ process make plans. They meet in one `BrainRuntime`.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
 import structlog
+from prometheus_client import Counter
 
 from emberscale_brain.history.changes import SILENT, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
 from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError, DatabaseUnusableError
@@ -19,7 +20,7 @@ from emberscale_brain.planner.types import JobId, PastJob, PlannedShape
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service import learning
 from emberscale_brain.service.acceptance import UnacceptablePlanError
-from emberscale_brain.service.checks import Refusal
+from emberscale_brain.service.checks import Refusal, Refused
 from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce
 from emberscale_brain.service.instruments import Meters, SteadyClock
 from emberscale_brain.service.planning import PlanningFailedError
@@ -155,18 +156,15 @@ class Brain:
         reported = self._runtime.report(
             job, reports, start_ups, self.clock(), self.clock.wall(), self._settings.clock_skew
         )
-        self.meters.profiles.labels("Accepted").inc(reported.accepted)
+        accepted_start_ups = len(start_ups) - len(reported.refused_start_ups)
+        _count(self.meters.profiles, reported.accepted, reported.refused)
+        _count(self.meters.start_ups, accepted_start_ups, reported.refused_start_ups)
         for sequence, problem in reported.refused[:_TOLD]:
             _log.warning(
                 "profile_refused", job_uid=job, sequence=sequence, reason=problem.reason, problem=problem.message
             )
-        for _, problem in reported.refused:
-            self.meters.profiles.labels(problem.reason.value).inc()
-        self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(reported.refused_start_ups))
         for place, problem in reported.refused_start_ups[:_TOLD]:
             _log.warning("start_up_refused", job_uid=job, place=place, reason=problem.reason, problem=problem.message)
-        for _, problem in reported.refused_start_ups:
-            self.meters.start_ups.labels(problem.reason.value).inc()
         return reported
 
     def count_refused(self, reason: Refusal, count: int) -> None:
@@ -296,3 +294,10 @@ class Brain:
                     start_ups=pruned.start_ups,
                     jobs=pruned.jobs,
                 )
+
+
+def _count(outcomes: Counter, accepted: int, refused: Iterable[tuple[int, Refused]]) -> None:
+    """Counts what was accepted, and what was refused by its reason."""
+    outcomes.labels("Accepted").inc(accepted)
+    for _, problem in refused:
+        outcomes.labels(problem.reason.value).inc()
