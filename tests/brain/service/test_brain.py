@@ -137,6 +137,27 @@ def test_a_planner_that_fails_leaves_the_last_good_plan_and_recovers(
     assert (again.shape.workers, again.stale_because) == (9, "")
 
 
+def test_jobs_that_come_do_not_make_a_planner_that_fails_try_without_pause(
+    start_brain: MakeBrain, trouble: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trouble.touch()
+    tried: Queue[tuple[float, float]] = Queue()
+    plan_once = Brain.plan_once
+
+    def plan_and_submit(brain: Brain) -> None:
+        began = time.monotonic()
+        plan_once(brain)
+        ended = time.monotonic()
+        brain.submit(submitted(JobId(f"newcomer-{ended}"), current=TWO))
+        tried.put((began, ended))
+
+    monkeypatch.setattr(Brain, "plan_once", plan_and_submit)
+    brain = start_brain("planner.name=raising", "planning.interval=600")
+    brain.submit(submitted(current=TWO))
+    (began, ended), (again, _) = tried.get(timeout=60), tried.get(timeout=60)
+    assert again - ended >= ended - began
+
+
 def planning_process() -> int:
     """The id of the planning process of this process's brain."""
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
