@@ -255,8 +255,8 @@ class Brain:
                 continue
             began = time.monotonic()
             self.plan_once()
-            if not self._failures:  # frequent wake-ups must not make it plan without pause
-                self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
+            # frequent wake-ups must not make it plan without pause
+            self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
 
     def _no_plan(self, how: str, why: str) -> None:
         """Keeps the last good plans, and tells callers why."""
