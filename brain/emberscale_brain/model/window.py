@@ -34,7 +34,7 @@ def problem_with(profile: JobProfile, now: float) -> str | None:
         value = getattr(profile, name)
         if not math.isfinite(value):
             return f"{name} is not finite: {value}"
-        if value <= 0:
+        if value < 0 or (value == 0 and (name == "time" or not profile.restarted)):
             return f"{name} is not above 0: {value}"
     for name in ("batch_size", "samples", "rows", "ps_memory", "worker_memory"):
         value = getattr(profile, name)
