@@ -7,13 +7,20 @@ from typing import Any
 import pytest
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.planner.types import ClusterCapacity, JobId
+from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannerSettings
 from emberscale_simulator.adviser import CheckpointAdviser
 from emberscale_simulator.engine import Simulation, capacity_fractions, whole_cluster
 from emberscale_simulator.experiment import make_scheduler, simulate_seed
 from emberscale_simulator.job import RunPhase
 from emberscale_simulator.run import JobRun
-from emberscale_simulator.scenario import CapacityStep, DailyDip, GeneratedWorkload, Scenario
+from emberscale_simulator.scenario import (
+    CapacityStep,
+    DailyDip,
+    GeneratedWorkload,
+    Scenario,
+    SchedulerKind,
+    SchedulerSpec,
+)
 from emberscale_simulator.scenario_file import load_scenario
 from emberscale_simulator.schedulers.protocol import ScheduledJob
 from emberscale_simulator.schedulers.static import StaticScheduler
@@ -195,6 +202,17 @@ def test_capacity_follows_the_steps_and_the_daily_dip(make_scenario: Callable[..
         (45, 0.5),
     ]
     assert whole_cluster(cluster).cpu == 320
+
+
+@pytest.mark.parametrize("interval", [60.0, 180.0])
+def test_a_planner_is_told_how_often_it_plans_as_the_brain_tells_it(
+    make_scenario: Callable[..., Scenario], interval: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[PlannerSettings] = []
+    monkeypatch.setattr("emberscale_simulator.experiment.load_planner", lambda name, settings: told.append(settings))
+    spec = SchedulerSpec(name="ours", kind=SchedulerKind.PLANNER, interval=interval, mechanics="as-built")
+    make_scheduler(make_scenario(), spec, [], 0)
+    assert [settings.planning_seconds for settings in told] == [interval]
 
 
 def test_every_job_is_advised_how_often_to_save_whoever_decides_on_its_shape(
