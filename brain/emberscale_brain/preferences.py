@@ -62,7 +62,7 @@ class PlannerPreferences(ManifestPart):
     cpu_core_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.04
     memory_gib_hour: float = Field(default=0.005, ge=0, allow_inf_nan=False)
 
-    def settings(self, seed: int, planning_seconds: float = 60.0) -> PlannerSettings:
+    def settings(self, seed: int, planning_seconds: float) -> PlannerSettings:
         """Returns the settings as planners take them; plans are made every `planning_seconds`."""
         same = self.model_dump(exclude={"name", "memory_lead", "cpu_core_hour", "memory_gib_hour"})
         return PlannerSettings(

@@ -96,7 +96,7 @@ def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[Simul
             return ElasticScheduler(spec.step, spec.min_gain)
         case SchedulerKind.PLANNER:
             return PlannedScheduler(
-                load_planner(spec.planner.name, spec.planner.settings(seed)),
+                load_planner(spec.planner.name, spec.planner.settings(seed, spec.interval)),
                 spec.planner.prices(),
                 mechanics,
                 memory_bytes(scenario.cluster.ps_bandwidth),
