@@ -25,6 +25,7 @@ from emberscale_simulator.scenario_file import load_scenario
 from emberscale_simulator.schedulers.protocol import ScheduledJob
 from emberscale_simulator.schedulers.static import StaticScheduler
 from emberscale_simulator.workload import make_jobs
+from eventually import unwrap
 
 BUSY: dict[str, Any] = {
     "kind": "Generated",
@@ -250,3 +251,26 @@ def test_the_advice_is_the_square_root_interval_of_what_was_seen_of_the_fleet() 
     assert failing <= other < calm
     unknown = replace(profile, restarted=True)
     assert adviser.interval(JobId("c"), "ann", unknown, 0.0, 10**9, 2.0) is None
+
+
+def test_time_in_the_queue_is_no_time_of_servers(
+    make_scenario: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: dict[JobId, float] = {}
+    interval = CheckpointAdviser.interval
+
+    def remember(
+        adviser: CheckpointAdviser, job: JobId, owner: str, profile: JobProfile, since: float, *rest: Any
+    ) -> float | None:
+        begun[job] = since
+        return interval(adviser, job, owner, profile, since, *rest)
+
+    monkeypatch.setattr(CheckpointAdviser, "interval", remember)
+    scenario = make_scenario(cluster={**LARGE, "nodes": 1})  # room for one of the two jobs
+    workload = scenario.workload.model_copy(update={"models": ("dlrm", "dlrm")})
+    scenario = scenario.model_copy(update={"workload": workload})
+    jobs = [replace(job, id=JobId(f"job-{number}")) for number, job in enumerate(make_jobs(scenario, 0, Path()))]
+    result = Simulation(scenario, scenario.schedulers[0], StaticScheduler(), jobs, 0).run()
+    started = {run.job.id: run.started_at for run in result.runs}
+    assert begun == started
+    assert unwrap(started[JobId("job-1")]) > 600
