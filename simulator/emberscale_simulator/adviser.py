@@ -24,13 +24,16 @@ class CheckpointAdviser(LearnsOverheads):
         job: JobId,
         owner: str,
         profile: JobProfile,
-        submitted_at: float,
+        begun_at: float,
         remaining_samples: int,
         checkpoint_cost: float,
     ) -> float | None:
-        """Returns seconds between checkpoints, given the newest profile; None before the job's speed is known."""
+        """Returns seconds between checkpoints, given the newest profile; None before the job's speed is known.
+
+        `begun_at` is the time since when the job may have servers.
+        """
         own = self._own.get(job, FailureRecord())
-        ran = max(0.0, profile.time - self._measured_until.get(job, submitted_at)) * profile.shape.ps
+        ran = max(0.0, profile.time - self._measured_until.get(job, begun_at)) * profile.shape.ps
         new = FailureRecord(max(0, profile.failures - own.failures), ran)
         self._own[job] = own + new
         self._fleet.add(owner, new)
@@ -40,7 +43,7 @@ class CheckpointAdviser(LearnsOverheads):
         speed = self._speeds.get(job, 0.0)
         if not speed:
             return None
-        whole = profile.time - submitted_at + remaining_samples / speed
+        whole = profile.time - begun_at + remaining_samples / speed
         overheads = self.overheads(None)
         costs = failure_costs(
             profile.shape,

@@ -243,9 +243,9 @@ class Simulation:
         )
 
     def _advise(self, number: int, run: JobRun, profile: JobProfile, now: float) -> None:
-        job = run.job
+        job, begun_at = run.job, run.job.arrival if run.started_at is None else run.started_at
         interval = self._adviser.interval(
-            job.id, job.owner, profile, job.arrival, run.remaining_samples, run.checkpoint_cost
+            job.id, job.owner, profile, begun_at, run.remaining_samples, run.checkpoint_cost
         )
         if interval is not None:
             run.advise(interval, now)
