@@ -76,6 +76,15 @@ def test_past_jobs_and_start_ups_that_are_learned_late_are_untold_once() -> None
     assert runtime.past_jobs() == (past,)
 
 
+def test_a_job_that_ended_while_the_database_was_away_is_not_forgotten_for_older_ones() -> None:
+    runtime = BrainRuntime(BrainState(10, past_jobs=2), CONDITIONS, durable)
+    runtime.submit(submitted("new"), None, 0.0)
+    runtime.end(JobEnded(JobId("new"), "Complete", 9.0))
+    older = [PastJob(JobId(f"old-{at}"), "ann", submitted("old").metadata, SHAPE, finished_at=at) for at in (2.0, 1.0)]
+    runtime.learn(Learned(None, tuple(older), {}), 9.0)
+    assert [job.id for job in runtime.past_jobs()] == ["old-2.0", "new"]
+
+
 def test_what_a_clock_said_that_was_set_back_since_is_moved_back_together() -> None:
     ahead, early, behind = reported("a", 1000), reported("a", 900), reported("b", 5)
     plan = PlanMade(JobId("a"), 1, 950.0, "p", PlannedShape(SHAPE, PlanAction.SCALE, "why"))
