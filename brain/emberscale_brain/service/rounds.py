@@ -74,7 +74,7 @@ class PlanningRounds:
             process.kill()
         process.begin(self._choice, _PROCESS_START_SECONDS)
         past, overheads, jobs = self._runtime.begin_telling()
-        process.feed(past, overheads, self._timeout)
+        process.feed(reversed(past), overheads, self._timeout)  # each one before those that the process knows
         for job in jobs:
             process.feed((), self._runtime.job_changes(job), self._timeout)
         return process

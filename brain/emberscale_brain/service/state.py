@@ -121,8 +121,9 @@ class BrainState:
                 self._apply_end(change)
 
     def remember(self, past: Sequence[PastJob]) -> None:
-        """Adds jobs that ended before this state began, the oldest first."""
-        self.history.extend(past)
+        """Adds jobs that ended before those that this state knows, the oldest first, as far as there is room."""
+        room = self.past_jobs - len(self.history)
+        self.history.extendleft(reversed(past[-room:] if room else []))
 
     def remember_start_ups(self, role: str, past: Sequence[tuple[float, float]]) -> None:
         """Adds (seconds, paused seconds) of start-ups before this state began, the oldest first."""
