@@ -1,5 +1,7 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -41,6 +43,15 @@ def test_an_example_loads_and_says_where_each_of_its_mechanics_comes_from(path: 
     for name, mechanics in scenario.mechanics.items():
         stated = {to_camel(field) for field in mechanics.model_fields_set} - {"sources"}
         assert not stated - mechanics.sources.keys(), name
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_sources_that_an_example_names_are_there(path: Path) -> None:
+    sources = "\n".join(text for one in load_scenario(path).mechanics.values() for text in one.sources.values())
+    for file in re.findall(r"(?:benchmarks|docs)/\w+\.(?:py|md)", sources):
+        assert (EXAMPLES[0].parents[3] / file).exists()
+    for name in re.findall(r"emberscale_[\w.]*\w", sources):
+        assert resolve_name(name)
 
 
 def test_the_examples_say_the_same_of_what_is_built() -> None:
