@@ -335,7 +335,7 @@ def fit_memory(
     """
     if not track.points:
         return None
-    an_epoch = metadata.total_samples / metadata.epochs
+    an_epoch = metadata.epoch_samples
     most = np.inf
     first_epoch = [point for point in track.points if point.samples <= an_epoch] or list(track.points[:1])
     samples = np.array([min(point.samples, an_epoch) for point in first_epoch])

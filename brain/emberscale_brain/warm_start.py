@@ -179,16 +179,20 @@ def _whole(dimensions: Iterable[float]) -> JobShape:
     )
 
 
-def with_room(near: Sequence[PastJob], shape: JobShape, new: NewJob) -> JobShape:
-    """Returns the shape with memory for the largest final tables of similar jobs, since running out costs a restart.
+def more_rows(new: JobMetadata, past: JobMetadata) -> float:
+    """Returns the factor from the rows of a past job to those expected of a similar new one.
 
-    If the job has more samples than a similar one, its rows are assumed to grow with the square root of the samples.
+    Rows are assumed to grow with the square root of the samples: half-way between not at all and proportionally.
     """
+    return math.sqrt(new.epoch_samples / past.epoch_samples)
+
+
+def with_room(near: Sequence[PastJob], shape: JobShape, new: NewJob) -> JobShape:
+    """Returns the shape with memory for the largest final tables of similar jobs, since running out costs a restart."""
     worker_memory, ps_memory = shape.worker_memory, shape.ps_memory
-    an_epoch = new.metadata.total_samples / new.metadata.epochs
     for past in near:
         final = past.final_shape
-        more = max(1.0, an_epoch * past.metadata.epochs / past.metadata.total_samples) ** 0.5
+        more = max(1.0, more_rows(new.metadata, past.metadata))
         tables = final.ps * max(0, final.ps_memory - _SERVER_BYTES) * more
         needed = _SERVER_BYTES + tables / shape.ps
         worker_memory = max(worker_memory, final.worker_memory)

@@ -14,6 +14,7 @@ from emberscale_brain.model.window import ProfileWindow, ShapeKey, shape_key
 from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Ints
 from emberscale_brain.planner.types import MEMORY_UNIT, JobMetadata, JobView, PastJob, SimilarJob, ThroughputFit
+from emberscale_brain.warm_start import more_rows
 
 _WORKER_HEADROOM = 1.25
 _TELLING = 16
@@ -33,21 +34,16 @@ def prior_of(past: Sequence[PastJob], similar: Sequence[SimilarJob], constants: 
 
 
 def expected_rows(past: Sequence[PastJob], similar: Sequence[SimilarJob], metadata: JobMetadata) -> Expectation | None:
-    """Predicts a job's rows at the end of its first epoch from similar jobs; None if none of them counted rows.
-
-    Rows are assumed to grow with the square root of the samples: half-way between not at all and proportionally.
-    """
-    an_epoch = metadata.total_samples / metadata.epochs
+    """Predicts a job's rows at the end of its first epoch from similar jobs; None if none of them counted rows."""
     counted = [(one, like.similarity) for one, like in zip(past, similar, strict=True) if one.rows > 0]
     if not counted:
         return None
-    more = [an_epoch * one.metadata.epochs / one.metadata.total_samples for one, _ in counted]
     weights = np.array([similarity for _, similarity in counted])
-    logs = np.array([np.log(one.rows) + 0.5 * np.log(factor) for (one, _), factor in zip(counted, more, strict=True)])
+    logs = np.log([one.rows * more_rows(metadata, one.metadata) for one, _ in counted])
     mean = float(np.average(logs, weights=weights))
     between = float(np.average((logs - mean) ** 2, weights=weights)) ** 0.5
     likeness = float(np.average(weights, weights=weights))
-    return Expectation(an_epoch, float(np.exp(mean)), _SAME_JOB_ROWS + between + (1 - likeness))
+    return Expectation(metadata.epoch_samples, float(np.exp(mean)), _SAME_JOB_ROWS + between + (1 - likeness))
 
 
 @dataclass(slots=True)

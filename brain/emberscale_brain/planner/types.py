@@ -91,6 +91,11 @@ class JobMetadata:
         if not 0 <= self.parity <= MOST_PARITY:
             raise ValueError(f"parity must be 0 to {MOST_PARITY}, not {self.parity}")
 
+    @property
+    def epoch_samples(self) -> float:
+        """Samples of one epoch."""
+        return self.total_samples / self.epochs
+
 
 @dataclass(frozen=True, slots=True)
 class ThroughputFit:
