@@ -426,6 +426,21 @@ def test_a_job_that_says_nothing_stops_taking_room_and_may_come_back(open_brain:
     assert brain.report(JOB, [profile(2)], ()).accepted == 1
 
 
+def test_a_job_that_waits_and_asks_for_its_plan_is_not_silent(open_brain: MakeBrain) -> None:
+    """Such a job has nothing to report."""
+    passed = [0.0]
+    clock = SteadyClock(monotonic=lambda: time.monotonic() + passed[0])
+    brain = open_brain("planning.silence=1h", "cluster.cpu=1", clock=clock)
+    assert plan_for(brain, submitted()).version == 1
+    for hours in (0.9, 1.8):
+        passed[0] = hours * 3600
+        brain.plan_once()
+        assert plan_of(brain).version == 1
+    passed[0] = 2.9 * 3600
+    brain.plan_once()
+    assert running_jobs(brain) == 0
+
+
 def test_a_brain_beside_a_job_takes_no_other_over(start_brain: MakeBrain) -> None:
     before = start_brain("planning.interval=1h")
     assert before.submit(submitted(current=TWO))[1].result(timeout=60)
