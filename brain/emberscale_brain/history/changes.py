@@ -86,7 +86,7 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job is over; `phase` is Complete, Failed, Suspended, or Silent if the job did not report for too long.
+    """A job is over; `phase` is Complete, Failed, Suspended, or Silent if nothing was heard of it for too long.
 
     `metadata` is what the brain knows about the job at its end, which is more than at its submission.
     """

@@ -172,8 +172,8 @@ class Brain:
         self.meters.profiles.labels(reason.value).inc(count)
 
     def plan(self, job: JobId) -> PlanInForce:
-        """Returns the plan in force. Raises UnknownJobError."""
-        return self._runtime.plan(job)
+        """Returns the plan in force to the job's master, which thereby is heard. Raises UnknownJobError."""
+        return self._runtime.plan(job, self.clock())
 
     def explain(self, job: JobId) -> ExplainedPlan:
         """Explains the plan in force; for a job that has ended, its last one. Raises UnknownJobError.
@@ -221,7 +221,7 @@ class Brain:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _end_silent(self) -> None:
-        """Ends jobs that have not reported for too long, so that they take no room; they may be submitted again."""
+        """Ends jobs that were not heard for too long, so that they take no room; they may be submitted again."""
         now, silence = self.clock(), self._settings.planning.silence
         for job in self._runtime.silent(now, silence):
             _log.warning("job_silent", job_uid=job, seconds=silence)

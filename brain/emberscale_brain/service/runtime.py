@@ -185,11 +185,12 @@ class BrainRuntime:
 
     # -- what callers ask -----------------------------------------------------------------------------------------
 
-    def plan(self, job: JobId) -> PlanInForce:
-        """Returns the plan in force. Raises UnknownJobError."""
+    def plan(self, job: JobId, now: float) -> PlanInForce:
+        """Returns the plan in force to the job's master, which thereby is heard. Raises UnknownJobError."""
         with self._lock:
             if job not in self._state.jobs:
                 raise UnknownJobError(job)
+            self._heard[job] = now
             return self._in_force.plan(job)
 
     def explain(self, job: JobId) -> ExplainedPlan | None:
@@ -221,7 +222,7 @@ class BrainRuntime:
             return self._past
 
     def silent(self, now: float, silence: float) -> list[JobId]:
-        """Returns the jobs that have not reported for more than `silence` seconds."""
+        """Returns the jobs whose masters were not heard for more than `silence` seconds."""
         with self._lock:
             return [job for job in self._state.jobs if now - self._heard.get(job, now) > silence]
 

@@ -111,7 +111,9 @@ class PlanningSettings(ManifestPart):
     interval: Seconds = Field(default=60.0, gt=0)
     timeout: Seconds = Field(default=120.0, gt=0)
     adoption: Seconds = Field(default=300.0, ge=0, description="Time for a job to adopt a shape before the next plan")
-    silence: Seconds = Field(default=1800.0, gt=0, description="A job that reports nothing for this long has ended")
+    silence: Seconds = Field(
+        default=1800.0, gt=0, description="A job of which nothing is heard for this long has ended"
+    )
     take_over: bool = Field(
         default=True,
         description="A brain takes over the running jobs of its database; the latest such brain is the only writer",
