@@ -1,4 +1,4 @@
-"""The choice of the planner and the operator's preferences, which the simulator and the service read from files.
+"""The choice of the planner, the operator's preferences, and what a planner sees: for the service and the simulator.
 
 Planners are installed under the entry-point group `emberscale.planners`.
 """
@@ -13,6 +13,13 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Seconds
 from emberscale_brain.planner.types import PLANNER_ENTRY_POINTS, Planner, PlannerSettings, Prices
+
+PROFILES_SHOWN = 64
+"""The latest profiles of a job that a planner sees."""
+PAST_JOBS_SHOWN = 500
+"""The ended jobs that a planner sees."""
+START_UPS_REMEMBERED = 200
+"""The latest start-ups of a role from which the cost of changes is learned."""
 
 
 def planner_names() -> list[str]:

@@ -14,6 +14,7 @@ from enum import IntEnum
 from emberscale_api.job.units import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView
+from emberscale_brain.preferences import PROFILES_SHOWN
 from emberscale_simulator.adviser import CheckpointAdviser
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
 from emberscale_simulator.mechanics import FailureLaw
@@ -22,7 +23,6 @@ from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec
 from emberscale_simulator.schedulers.protocol import ScheduledJob, Scheduler
 
-PROFILES_SHOWN = 48
 _HOUR, _DAY = 3600.0, 86_400.0
 
 

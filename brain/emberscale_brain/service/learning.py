@@ -9,9 +9,10 @@ from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmit
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PastJob
+from emberscale_brain.preferences import START_UPS_REMEMBERED
 from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce
 from emberscale_brain.service.settings import CapacitySettings
-from emberscale_brain.service.state import START_UPS_OF_ONE_JOB, START_UPS_REMEMBERED
+from emberscale_brain.service.state import START_UPS_OF_ONE_JOB
 
 _PLANS = 11
 _PROFILES = 256

@@ -15,7 +15,7 @@ from emberscale_api.shape import GIB
 from emberscale_brain.history.database import DatabaseUnusableError, read_url
 from emberscale_brain.history.store import Positive, Retention
 from emberscale_brain.planner.types import ClusterCapacity, Quota, ShapeBounds
-from emberscale_brain.preferences import PlannerPreferences, planner_names
+from emberscale_brain.preferences import PAST_JOBS_SHOWN, PROFILES_SHOWN, PlannerPreferences, planner_names
 from emberscale_brain.service.state import Conditions
 
 
@@ -118,8 +118,10 @@ class PlanningSettings(ManifestPart):
         default=True,
         description="A brain takes over the running jobs of its database; the latest such brain is the only writer",
     )
-    profiles_per_job: int = Field(default=64, ge=1, le=10_000, description="Latest profiles that a planner sees")
-    past_jobs: int = Field(default=500, ge=1, le=10_000, description="Ended jobs that a planner sees")
+    profiles_per_job: int = Field(
+        default=PROFILES_SHOWN, ge=1, le=10_000, description="Latest profiles that a planner sees"
+    )
+    past_jobs: int = Field(default=PAST_JOBS_SHOWN, ge=1, le=10_000, description="Ended jobs that a planner sees")
 
 
 class BrainSettings(ManifestPart):

@@ -35,8 +35,8 @@ from emberscale_brain.planner.types import (
     Quota,
     ScalingOverheads,
 )
+from emberscale_brain.preferences import START_UPS_REMEMBERED
 
-START_UPS_REMEMBERED = 200
 START_UPS_OF_ONE_JOB = 20
 """Of those of a role: they decide what changes are expected to cost all jobs."""
 _NO_JOB = JobId("")  # past start-ups come without their jobs

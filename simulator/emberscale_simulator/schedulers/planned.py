@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import ClusterCapacity, ClusterView, JobId, PastJob, Planner, Prices, ThroughputFit
+from emberscale_brain.preferences import PAST_JOBS_SHOWN
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.mechanics import Mechanics
 from emberscale_simulator.schedulers.protocol import LearnsOverheads, ScheduledJob
-
-_JOBS_REMEMBERED = 500
 
 
 class PlannedScheduler(LearnsOverheads):
@@ -33,7 +32,7 @@ class PlannedScheduler(LearnsOverheads):
         self._mechanics = mechanics
         self._network = network_bytes_per_second
         self._use_history = use_history
-        self._history: deque[PastJob] = deque(maxlen=_JOBS_REMEMBERED)
+        self._history: deque[PastJob] = deque(maxlen=PAST_JOBS_SHOWN)
         self._fits: dict[JobId, ThroughputFit] = {}
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:

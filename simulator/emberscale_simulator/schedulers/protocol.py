@@ -7,10 +7,9 @@ from typing import Protocol
 
 from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView, ScalingOverheads
+from emberscale_brain.preferences import START_UPS_REMEMBERED
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.pods import StartTime
-
-_STARTS_REMEMBERED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,8 @@ class LearnsOverheads:
     """Learns medians of the latest start-ups and standstills of each role, as the brain does."""
 
     def __init__(self) -> None:
-        self._starts = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
-        self._pauses = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
+        self._starts = {role: deque[float](maxlen=START_UPS_REMEMBERED) for role in ("worker", "ps")}
+        self._pauses = {role: deque[float](maxlen=START_UPS_REMEMBERED) for role in ("worker", "ps")}
 
     def observe_starts(self, starts: Sequence[StartTime]) -> None:
         """Remembers the latest starts."""
