@@ -120,8 +120,9 @@ def main() -> None:
     """Measures and reports."""
     parser = arguments(__doc__)
     parser.add_argument("--ps", type=int, default=5)
+    parser.add_argument("--parity", type=int, choices=[1, 2], default=1)
     options = parser.parse_args()
-    pushes, layout = pushes_of(options.ps, np.random.default_rng(0)), ParityLayout(options.ps)
+    pushes, layout = pushes_of(options.ps, np.random.default_rng(0)), ParityLayout(options.ps, options.parity)
     servers = {contender: Server(contender, pushes, layout) for contender in (WITHOUT, SYNC, ASYNC)}
     turns = 3 if options.quick else 15
     found: dict[str, list[Spent]] = {contender: [] for contender in servers}

@@ -6,12 +6,13 @@ from collections import deque
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, blocks
+from emberscale_trainer.parity.code import PRODUCTS, coefficient
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader, TableStore, keys_of
 from emberscale_trainer.table.layout import RowLayout
@@ -226,10 +227,25 @@ def test_what_makes_no_sense_is_refused() -> None:
             holding.take(1, 2, (), np.zeros(0, np.uint8))
 
 
-def _delta(slot: int, table: int) -> NDArray[np.uint8]:
-    """Returns a delta of one row."""
+def _delta(slot: int, table: int, row: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Returns a delta of one row, of zeros if none is given."""
     head = np.array([slot, 1 | table << 16], "<u4").view(np.uint8)
-    return np.concatenate([head, np.zeros(LAYOUTS[table].stride, np.uint8)])
+    return np.concatenate([head, np.zeros(LAYOUTS[table].stride, np.uint8) if row is None else row])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 13))
+def test_a_holder_multiplies_the_rows_of_each_member_by_its_factor(seed: int, stripe: int) -> None:
+    random, layout, row_layout = np.random.default_rng(seed), ParityLayout(14, 2, most_width=12), LAYOUTS[0]
+    for role in range(2):
+        held = ParityBlocks(layout, (stripe + role) % layout.members, LAYOUTS)
+        expected = np.zeros(row_layout.stride, np.uint8)
+        for member in range(layout.members):
+            if (segment := layout.segment(member, 0, stripe)) is not None:
+                row = random.integers(0, 256, row_layout.stride, np.uint8)
+                held.apply(member, _delta(segment << row_layout.slot_bits, 0, row))
+                expected ^= PRODUCTS[coefficient(role, layout.position(member, 0, stripe))][row]
+        assert np.array_equal(held._blocks[0, stripe].rows[0], expected)
 
 
 def test_a_lost_source_is_heard_no_more() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_trainer.jit.memory import address_of
-from emberscale_trainer.parity.code import PRODUCTS, coefficient, decode_one, decode_two
+from emberscale_trainer.parity.code import decode_one, decode_two, doublings
 from emberscale_trainer.parity.layout import ParityLayout
 from emberscale_trainer.table.deltas import APPLIED, MALFORMED, TableDeltas, apply_deltas
 from emberscale_trainer.table.layout import COUNTER_BYTES, KEY_BYTES, RowLayout
@@ -142,8 +142,8 @@ class ParityBlocks:
             block = Segment(layout.segment_rows, layout.stride, huge=segment > 0)
             self._blocks[table, stripe] = block
             self.nbytes += block.rows.nbytes
-        factor = coefficient(role, self._layout.position(source, table, stripe))
-        self._directories[source].put(table, segment, block.address, factor)
+        times = doublings(role, self._layout.position(source, table, stripe))
+        self._directories[source].put(table, segment, block.address, times)
 
 
 def key_columns(layout: RowLayout, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -168,18 +168,18 @@ class _Directory:
             self._point(number)
         self.arguments = (address_of(self._tables), len(layouts))
 
-    def put(self, table: int, segment: int, address: int, factor: int) -> None:
+    def put(self, table: int, segment: int, address: int, times: int) -> None:
         known = self._places[table]
         if segment >= known.shape[1]:
             self._places[table] = np.zeros((2, max(2 * known.shape[1], segment + 1)), np.int64)
             self._places[table][:, : known.shape[1]] = known
             self._point(table)
-        self._places[table][:, segment] = address, 0 if factor == 1 else address_of(PRODUCTS[factor])
+        self._places[table][:, segment] = address, times
 
     def _point(self, table: int) -> None:
-        blocks, products = self._places[table]
+        blocks, times = self._places[table]
         self._tables[table]["blocks"] = address_of(blocks)
-        self._tables[table]["products"] = address_of(products)
+        self._tables[table]["doublings"] = address_of(times)
         self._tables[table]["segments"] = len(blocks)
 
 

@@ -40,7 +40,12 @@ PRODUCTS = _products()
 
 def coefficient(role: int, position: int) -> int:
     """Returns the factor of the row at a position in the parity that a stripe's holder of this role keeps, from 0."""
-    return int(_POWERS[role * position % MOST_POSITIONS])
+    return int(_POWERS[doublings(role, position) % MOST_POSITIONS])
+
+
+def doublings(role: int, position: int) -> int:
+    """Returns the exponent of 2 of which `coefficient` is the power."""
+    return role * position
 
 
 def inverse(number: int) -> int:
