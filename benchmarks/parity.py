@@ -218,6 +218,7 @@ def parser_of(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help="for which CPU time is taken: 10; with --quick, 5")
     parser.add_argument("--ps", type=int, default=Setting.servers)
     parser.add_argument("--batch-size", type=int, default=Setting.batch_size)
+    parser.add_argument("--parity", type=int, choices=[1, 2], default=Setting.parity)
     return parser
 
 
@@ -228,7 +229,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Setting]
     for name, count in zip(("pairs", "warm", "seconds"), usual, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, count)
-    return options, Setting(servers=options.ps, batch_size=options.batch_size)
+    return options, Setting(servers=options.ps, batch_size=options.batch_size, parity=options.parity)
 
 
 def main() -> None:

@@ -27,15 +27,13 @@ class Recovery(StrEnum):
     CODED = "ErasureCoding"
 
 
-_SYNC_PARITY_COST = 0.11
-"""The share of CPU time that parity 1 with `Sync` adds to a sample, for each PS that gets a push's changes.
+_SYNC_PARITY_COST = 0.1
+"""The share of CPU time that parity with `Sync` adds to a sample, for each PS that gets a push's changes.
 
-From `benchmarks/parity_sweep.py --over servers`, batches of 2048.
+From `benchmarks/parity_sweep.py --over servers`, 2 to 11 PS, and `--over parity`, 5 PS, batches of 2048.
 """
-_ASYNC_PARITY_COST = 0.11
+_ASYNC_PARITY_COST = 0.14
 """The same with `Async`, whatever the number of PS: `benchmarks/parity.py`, 5 PS."""
-_SECOND_PARITY_COST = 2.4
-"""The cost of parity 2 over that of parity 1: `benchmarks/parity_sweep.py --over parity`, `Sync`, 5 PS."""
 
 _PARITY_SOURCE = " by a benchmark of parity on another job"
 
@@ -353,7 +351,7 @@ def failure_costs(
         reschedule=reschedule,
         target_pls=target_pls,
         parity=parity,
-        parity_slowdown=one * (_SECOND_PARITY_COST if parity > 1 else 1),
+        parity_slowdown=one,
         parity_memory=parity / width,
         saves_priority_rows=saves_priority_rows,
         unmeasured=tuple(what for what, is_measured in measured.items() if not is_measured),
