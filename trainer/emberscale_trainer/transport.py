@@ -50,13 +50,9 @@ class Connection:
     def _send_rest(self, parts: Iterable[Buffer], sent: int) -> None:
         """Sends what follows the first `sent` bytes. Raises OSError."""
         pending = [view for view in map(as_bytes, parts) if view]
-        while True:
-            while pending and sent >= len(pending[0]):
-                sent -= len(pending.pop(0))
-            if not pending:
-                return
-            pending[0] = pending[0][sent:]
-            sent = self._stream.sendmsg(pending)
+        _drop(pending, sent)
+        while pending:
+            _drop(pending, self._stream.sendmsg(pending))
 
     def await_frame(self, seconds: float | None) -> bool:
         """Returns whether a frame, or the end of the connection, is there within this time; None: without looking.
@@ -77,7 +73,7 @@ class Connection:
             self._payload = np.empty(min(size * 5 // 4, MAX_PAYLOAD_BYTES), dtype=np.uint8)
         payload = self._payload[:size]
         if size:
-            self._receive_exactly(memoryview(payload.data))
+            self._fill([payload.data])
         return header, payload
 
     def handshake(self, seconds: float) -> None:
@@ -118,33 +114,22 @@ class Connection:
 
     def receive_header(self) -> Header:
         """Receives the header of the next frame; the caller then receives its payload."""
-        self._receive_exactly(self._header)
+        self._fill([self._header])
         return Header.unpack(self._header)
-
-    def _receive_exactly(self, target: memoryview) -> None:
-        self.received_bytes += len(target)
-        try:
-            while len(target):
-                received = self._receive_into([target])
-                if not received:
-                    raise ConnectionLostError("the peer closed the connection")
-                target = target[received:]
-        except OSError as error:
-            raise ConnectionLostError(f"the connection broke while receiving: {error}") from error
 
     def receive_payload(self, *targets: Buffer) -> None:
         """Fills the targets, one after another, with payload bytes that follow."""
-        pending = [view for view in map(as_bytes, targets) if view]
+        self._fill([view for view in map(as_bytes, targets) if view])
+
+    def _fill(self, pending: list[memoryview]) -> None:
+        """Fills views that are not empty, and removes them from the list. Raises ConnectionLostError."""
         self.received_bytes += sum(map(len, pending))
         try:
             while pending:
                 received = self._receive_into(pending)
                 if not received:
                     raise ConnectionLostError("the peer closed the connection")
-                while pending and received >= len(pending[0]):
-                    received -= len(pending.pop(0))
-                if received:
-                    pending[0] = pending[0][received:]
+                _drop(pending, received)
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while receiving: {error}") from error
 
@@ -167,6 +152,14 @@ class Connection:
         """
         self.hang_up()
         self._stream.close()
+
+
+def _drop(pending: list[memoryview], size: int) -> None:
+    """Removes the first `size` bytes of views that follow each other."""
+    while pending and size >= len(pending[0]):
+        size -= len(pending.pop(0))
+    if size:
+        pending[0] = pending[0][size:]
 
 
 def as_bytes(buffer: Buffer) -> memoryview:
