@@ -235,12 +235,12 @@ def can_keep_parity(servers: int, parity: int) -> bool:
     return servers > parity
 
 
-def stripe_width(servers: int, parity: int) -> int:
+def stripe_width(servers: int, parity: int, most: int = MOST_STRIPE_WIDTH) -> int:
     """Returns how many of so many parameter servers share the parity of their rows; 0 or less: they can keep none.
 
-    The parity takes `parity` times the memory of the rows, over this number.
+    That is `most` of them at most. The parity takes `parity` times the memory of the rows, over this number.
     """
-    return min(MOST_STRIPE_WIDTH, servers - parity)
+    return min(most, servers - parity)
 
 
 _MAY_KEEP_PARITY = frozenset({FaultToleranceStrategy.AUTO, FaultToleranceStrategy.ERASURE_CODING})

@@ -14,7 +14,7 @@ A member without rows in a stripe adds nothing to its parity: empty slots are ze
 from dataclasses import dataclass
 from functools import cache
 
-from emberscale_api.job import MOST_STRIPE_WIDTH
+from emberscale_api.job import MOST_STRIPE_WIDTH, stripe_width
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ParityLayout:
     @property
     def width(self) -> int:
         """How many members have a segment in each stripe."""
-        return min(self.most_width, self.members - self.parity)
+        return stripe_width(self.members, self.parity, self.most_width)
 
     def holders(self, member: int) -> tuple[int, ...]:
         """Returns the members that hold parity of a member's rows, ascending."""
