@@ -16,11 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_trainer.parity import ParityBlocks, ParityLayout
 from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.table import TableStore
-from ps_operations import BATCH, DIMENSION, EPSILON, LEARNING_RATE, TABLES, distinct_ids
+from ps_operations import BATCH, DIMENSION, distinct_ids, table_specs
 from reporting import Ratio, arguments, report, say
 
 BATCHES = 64
@@ -61,12 +60,7 @@ class Server:
     """A store that logs its changes, and the blocks of its holders."""
 
     def __init__(self, contender: str, pushes: Sequence[Push], layout: ParityLayout) -> None:
-        optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=LEARNING_RATE, epsilon=EPSILON)
-        specs = [
-            TableSpec(number, f"C{number}", number, DIMENSION, optimizer, InitializerSpec(), seed=1)
-            for number in range(TABLES)
-        ]
-        self._store, self._pushes = TableStore(specs), pushes
+        self._store, self._pushes = TableStore(table_specs()), pushes
         self._gathered = GATHERED.get(contender, 0)
         for push in pushes:
             self._store.push(*push)  # all rows are there

@@ -49,20 +49,24 @@ def distinct_ids(random: np.random.Generator) -> list[NDArray[np.int64]]:
     return [np.unique(np.minimum(np.searchsorted(edges, random.random(BATCH)), IDS_A_TABLE - 1)) for _ in range(TABLES)]
 
 
+def table_specs() -> list[TableSpec]:
+    """Returns the tables, with row-wise Adagrad."""
+    optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=LEARNING_RATE, epsilon=EPSILON)
+    return [
+        TableSpec(number, f"C{number}", number, DIMENSION, optimizer, InitializerSpec(), seed=1)
+        for number in range(TABLES)
+    ]
+
+
 class OurServers:
     """Two stores, each with half of the buckets and its own thread."""
 
     def __init__(self, batches: list[list[NDArray[np.int64]]], random: np.random.Generator) -> None:
-        optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=LEARNING_RATE, epsilon=EPSILON)
-        specs = [
-            TableSpec(number, f"C{number}", number, DIMENSION, optimizer, InitializerSpec(), seed=1)
-            for number in range(TABLES)
-        ]
         names = random.integers(-(1 << 63), 1 << 63, (TABLES, IDS_A_TABLE), np.int64)
         owners = np.array(
             [[(mix64(int(name)) % BUCKETS) * SERVERS // BUCKETS for name in table] for table in names], np.int64
         )
-        self._stores = [TableStore(specs) for _ in range(SERVERS)]
+        self._stores = [TableStore(table_specs()) for _ in range(SERVERS)]
         self._requests = [
             [self._request(batch, names, owners, server) for batch in batches] for server in range(SERVERS)
         ]
