@@ -213,21 +213,18 @@ def test_whoever_waits_for_room_takes_what_comes(sender: StreamSender, peer: Pee
     assert watch.takers == [threading.current_thread().name]
 
 
-def test_closing_a_stream_releases_whoever_waits(sender: StreamSender, reach: Reach) -> None:
+@pytest.mark.parametrize(("is_refused", "problem"), [(False, "closed"), (True, "bad")], ids=["closed", "refused"])
+def test_the_end_of_a_stream_releases_whoever_waits(
+    sender: StreamSender, peer: Peer, reach: Reach, is_refused: bool, problem: str
+) -> None:
     queue(sender, 2)
     reaching = [reach(2), reach(3)]
-    sender.close()
+    if is_refused:
+        peer.refuse()
+    else:
+        sender.close()
     for one in reaching:
-        with pytest.raises(StreamLostError, match="closed"):
-            one.result(SECONDS)
-
-
-def test_a_refusal_releases_whoever_waits(sender: StreamSender, peer: Peer, reach: Reach) -> None:
-    queue(sender, 2)
-    reaching = [reach(2), reach(3)]
-    peer.refuse()
-    for one in reaching:
-        with pytest.raises(StreamLostError, match="bad"):
+        with pytest.raises(StreamLostError, match=problem):
             one.result(SECONDS)
 
 
